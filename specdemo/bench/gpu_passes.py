@@ -228,7 +228,7 @@ def parts(
     read = [x, where, *rows.values(), qkv, q, attended, up, inner, keys, values]
 
     def weights(inputs: Tensor, outputs: int) -> int:
-        return inputs.shape[-1] * outputs * model.embedding.element_size()
+        return inputs.shape[-1] * outputs * model.embedding.dtype.itemsize
 
     cached = 2 * keys[0, :, : live + count].nbytes
     # Of a layer, its keys and its values.

@@ -34,17 +34,18 @@ def export(
 
         from ..drafters.heads.export import export_head
         from ..drafters.heads.files import load_head
+        from ..engines.quantized import widened
 
         path = head or loaded.parts.head_files.get(kind)
         if path is None or not path.is_file():
             raise BadInput(
                 f"The preset {preset} has no head of the kind {kind!r} that was trained here; name its file."
             )
-        embeddings = loaded.parts.embeddings
-        assert embeddings is not None, "a model on the CPU is not offloaded"
-        trained = load_head(kind_of_head, path, embeddings[1])
+        assert loaded.parts.embeddings is not None, "a model on the CPU is not offloaded"
+        first, last = map(widened, loaded.parts.embeddings)
+        trained = load_head(kind_of_head, path, last)
         target = target_name or str(chosen.target), type(loaded.model).__name__
-        export_head(trained, embeddings, target, out, torch.bfloat16)
+        export_head(trained, (first, last), target, out, torch.bfloat16)
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")
 
 

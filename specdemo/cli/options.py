@@ -31,7 +31,13 @@ Item = TypeVar("Item")
 
 PresetName = Annotated[str, Option("--preset", help="The models to use; `presets` lists the choices.")]
 DType = Annotated[
-    str, Option(help="The number type: auto, float32, bfloat16 or float16 (on a CPU for the weights only).")
+    str,
+    Option(
+        "--dtype",
+        "--weights",
+        help="The number type: auto, float32, bfloat16 or float16 (on a CPU for the weights only); or of the weights, "
+        "on a CPU: int8, int4 or stored, which is that of a GGUF file.",
+    ),
 ]
 Device = Annotated[str, Option(help="The device: auto, cpu or cuda.")]
 AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..engines.quantized import Weight
 from ..engines.runner import Runner, Wanted, read_together
 from ..types import Draft, Verdict
 from .rule import Rule
@@ -33,7 +34,7 @@ class DrafterParts:
     drafters keep the trained heads, tied to these embeddings, from run to run, by kind.
     """
 
-    embeddings: tuple[Tensor, Tensor] | None = None
+    embeddings: tuple[Weight, Weight] | None = None
     make_draft_runner: Callable[[int], Runner] | None = None  # from a capacity in tokens, a runner of the draft model
     ngram_table: Path | None = None
     skip_layers: int | None = None  # how many of the target's layers draft

@@ -9,13 +9,14 @@ from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..system.hardware import compute_dtype
+from ..system.hardware import AS_STORED, QUANTIZED, compute_dtype
 from .families import (
     FAMILIES,
     FULL,
@@ -29,11 +30,12 @@ from .families import (
     windows,
 )
 from .linear import Linear, Norm, Step, gated_gelu, gelu, packs_on_one_core, swiglu, upcast
+from .quantized import GROUP, Weight, quantized, rows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-Weights = Mapping[str, Tensor]  # by the names that transformers gives them
+Weights = Mapping[str, Weight]  # by the names that transformers gives them
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
@@ -113,7 +115,7 @@ class FusedModel:
     """
 
     layers: tuple[Layer, ...]
-    embedding: Tensor
+    embedding: Weight
     positions: Tensor | None
     ropes: tuple[Rope, ...]
     norm: Norm
@@ -167,9 +169,10 @@ class FusedModel:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings, without positions: [T] -> [T, hidden]."""
-        x = F.embedding(ids, self.embedding).to(self.dtype)
+        x = rows_of(self.embedding, ids).to(self.dtype)
         # transformers rounds the factor to the type of the embeddings.
-        return x if self.scales.embedding == 1 else x * self.embedding.new_tensor(self.scales.embedding).to(self.dtype)
+        factor = torch.tensor(self.scales.embedding, dtype=self.embedding.dtype, device=self.embedding.device)
+        return x if self.scales.embedding == 1 else x * factor.to(self.dtype)
 
     def finished(self, logits: Tensor) -> Tensor:
         """The logits of the model, of the products of its head."""
@@ -203,7 +206,7 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     order = _in_halves(width, 2 * len(ropes[0].frequencies), family.interleaved)
 
     def norm(name: str) -> Norm:
-        weight = weights[f"{name}.weight"]
+        weight = _plain(weights, f"{name}.weight")
         return Norm.of(1 + weight.detach().float() if family.above_one else upcast(weight), None, config.rms_norm_eps)
 
     def rearranged(index: int) -> Layer:
@@ -261,11 +264,12 @@ def _in_halves(width: int, turned: int, interleaved: bool) -> list[int] | None:
 
 def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     def norm(name: str) -> Norm:
-        weight, bias = (upcast(weights[f"{name}.{part}"]) for part in ("weight", "bias"))
+        weight, bias = (upcast(_plain(weights, f"{name}.{part}")) for part in ("weight", "bias"))
         return Norm.of(weight, bias, config.layer_norm_epsilon)
 
     def product(name: str, parts: int = 1) -> Linear:  # GPT-2 keeps its weights as [in, out]
-        return Linear.of(weights[f"{name}.weight"].detach().T.contiguous(), upcast(weights[f"{name}.bias"]), parts)
+        weight, bias = (_plain(weights, f"{name}.{part}").detach() for part in ("weight", "bias"))
+        return Linear.of(weight.T.contiguous(), upcast(bias), parts)
 
     def rearranged(index: int) -> Layer:
         layer = f"transformer.h.{index}"
@@ -286,7 +290,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     return FusedModel(
         layers=layers,
         embedding=embedding,
-        positions=weights["transformer.wpe.weight"].detach(),
+        positions=_plain(weights, "transformer.wpe.weight").detach(),
         ropes=(),
         norm=norm("transformer.ln_f"),
         head=head,
@@ -298,9 +302,9 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     )
 
 
-def _packed(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[tuple[Layer, ...], Linear]:
+def _packed(layer: Callable[[int], Layer], count: int, output: Weight) -> tuple[tuple[Layer, ...], Linear]:
     """The layers and the head. Where FBGEMM packs them, several at a time, since it uses one core for a weight."""
-    if not packs_on_one_core(output):
+    if not isinstance(output, Tensor) or not packs_on_one_core(output):
         return tuple(map(layer, range(count))), Linear.of(output, None)
     with ThreadPoolExecutor(min(MOST_AT_ONCE, torch.get_num_threads())) as threads:
         head = threads.submit(Linear.of, output, None)  # takes the longest
@@ -310,14 +314,16 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[
 def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
     """The weight [hidden] and the epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
     eps, name = final_norm_eps(config), "model.norm.weight"
-    return None if eps is None or name not in weights else (weights[name].detach(), eps)
+    return None if eps is None or name not in weights else (_plain(weights, name).detach(), eps)
 
 
-def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
-    """The input and the output embeddings of a known model, [V, hidden] each; one tensor if they are tied."""
+def embeddings(weights: Weights) -> tuple[Weight, Weight]:
+    """The input and the output embeddings of a known model, [V, hidden] each; one object if they are tied."""
     name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
-    embedding = weights[name]
-    return embedding.detach(), weights.get("lm_head.weight", embedding).detach()
+    both = weights[name], weights.get("lm_head.weight")
+    first, last = (one.detach() if isinstance(one, Tensor) else one for one in both)
+    assert first is not None
+    return first, first if last is None else last
 
 
 def _joint(
@@ -331,17 +337,31 @@ def _joint(
         order: of the outputs of each of the first `ordered` parts.
     """
     owns = [weights[f"{name}.weight"] for name in names]
-    biases = [upcast(weights[f"{name}.bias"]) for name in names if f"{name}.bias" in weights]
-    weight = torch.cat([own.detach() for own in owns]) if len(owns) > 1 else owns[0].detach()
-    bias = torch.cat(biases) if biases else None
-    if order is None and weight.device.type != "cpu":
-        for own, joint in zip(owns, weight.split([len(own) for own in owns]), strict=True):
-            own.data = joint
+    biases = [upcast(_plain(weights, f"{name}.bias")) for name in names if f"{name}.bias" in weights]
+    bias, size = torch.cat(biases) if biases else None, sum(map(len, owns)) // parts
     if order is not None:
-        size = len(weight) // parts
         rows = [part * size + (order[i] if part < ordered else i) for part in range(parts) for i in range(size)]
-        weight, bias = weight[rows], None if bias is None else bias[rows]
+        starts = accumulate(map(len, owns[:-1]), initial=0)  # each has whole parts
+        owns = [
+            own[[row - start for row in rows[start : start + len(own)]]]
+            for own, start in zip(owns, starts, strict=True)
+        ]
+        bias = None if bias is None else bias[rows]
+    plain = [own.detach() for own in owns if isinstance(own, Tensor)]
+    if len(plain) < len(owns):
+        return Linear.of(owns, bias, parts)
+    weight = torch.cat(plain) if len(plain) > 1 else plain[0]
+    if order is None and weight.device.type != "cpu":
+        for name, joint in zip(names, weight.split([len(own) for own in owns]), strict=True):
+            _plain(weights, f"{name}.weight").data = joint
     return Linear.of(weight, bias, parts)
+
+
+def _plain(weights: Weights, name: str) -> Tensor:
+    """A weight that is never quantized."""
+    weight = weights[name]
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
@@ -349,23 +369,27 @@ def capped(x: Tensor, cap: float) -> Tensor:
     return (x / cap).tanh() * cap
 
 
-class StoredAs(UserDict[str, Tensor]):
+class StoredAs(UserDict[str, Weight]):
     """Weights that are converted to another number type when read, so that memory holds one type at a time."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         super().__init__(weights)
         self.dtype = dtype
 
-    def __getitem__(self, name: str) -> Tensor:
-        return stored_as(self.data[name], self.dtype)
+    def __getitem__(self, name: str) -> Weight:
+        return stored_as(_plain(self.data, name), self.dtype)
 
 
-def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in another number type.
+def stored_as(weight: Tensor, dtype: torch.dtype) -> Weight:
+    """A weight in another number type. Of a quantized type are matrices whose rows have whole groups.
 
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
+    if dtype in QUANTIZED.values():
+        if dtype != AS_STORED and weight.dim() == 2 and weight.shape[1] % GROUP == 0:
+            return quantized(weight, 4 if dtype == torch.quint4x2 else 8)
+        dtype = torch.bfloat16
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
         raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")

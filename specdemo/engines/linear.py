@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..system.hardware import compute_dtype, cpu_widens_weights
 from .cpu.library import PackedLinear, library_for
+from .quantized import Quantized, Weight
 
 Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], row by row
 
@@ -66,7 +67,7 @@ class Linear:
         return self.multiply(x)
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, parts: int = 1) -> Linear:
+    def of(cls, weight: Weight | Sequence[Weight], bias: Tensor | None, parts: int = 1) -> Linear:
         """Store a weight [out, in] such that products with a few rows are fast here.
 
         The first line that applies decides. A weight is large if it has at least `LEAST_PACKED` numbers.
@@ -87,8 +88,14 @@ class Linear:
         apply to bfloat16 beyond the range of float16; numbers below that range change by less than 2**-25.
 
         Args:
+            weight: one or, if one of them is quantized, several with whole parts each; only `native.c` has these.
             parts: the number of groups of outputs of the same size, such as heads.
         """
+        if not isinstance(weight, Tensor):
+            weights = [weight] if isinstance(weight, Quantized) else weight
+            library = library_for(weights[0].dtype)
+            assert library is not None, "checked when the type was chosen"
+            return cls(None, bias, PackedLinear(library, weights, bias, parts))
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
         library = library_for(weight.dtype) if on_cpu else None
         if library and inner % library.step == 0:

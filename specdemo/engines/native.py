@@ -20,7 +20,7 @@ from torch import Tensor
 from ..system.progress import check_stopped
 from . import layout
 from .cpu import library
-from .cpu.library import PackedLinear, address, address_of_rows, as_floats
+from .cpu.library import PackedLinear, address, address_of_rows, as_floats, check_room
 from .families import Scales
 from .fused import FusedRunner, SharedPasses, round_up
 from .layout import FusedModel, Rope
@@ -153,7 +153,7 @@ class NativeLayers:
             *(byref(self._described), *(layers or (0, self.depth)), inputs, others, described, len(rows), kv_only),
             torch.get_num_threads(),
         )
-        _check(done)
+        check_room(done)
 
 
 def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
@@ -182,22 +182,14 @@ class NativeHead:
     """The final norm and the output layer as structures of the C library."""
 
     def __init__(self, layers: NativeLayers, norm: Norm, product: Linear) -> None:
-        self._library, (self._outer, self._inner) = layers.library, _packed(product).shape
-        self._norm, self._product = layers.norm(norm), layers.product(product)
-        self._layers = layers  # holds the tensors of the norm and the output layer
+        self._norm, self._product = layers.norm(norm), _packed(product)
+        self._layers = layers  # holds the tensors of the norm
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of T tokens: [T, hidden] -> [T, V], both float32."""
-        logits = x.new_empty(len(x), self._outer)
-        rows = address_of_rows(x, torch.float32, self._inner), len(x), logits.data_ptr()
-        functions = self._library.functions
-        _check(functions.run_head(byref(self._norm), byref(self._product), *rows, torch.get_num_threads()))
+        logits = x.new_empty(len(x), self._product.shape[0])
+        self._product.multiply(self._norm, address_of_rows(x, torch.float32, self._product.shape[1]), len(x), logits)
         return logits
-
-
-def _check(done: int) -> None:
-    if not done:
-        raise MemoryError("There is not enough memory for the activations of a pass.")
 
 
 class NativeCache:

@@ -25,7 +25,8 @@ from transformers.utils import logging as transformers_logging
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.families import is_hybrid, knows
 from ..engines.layout import embeddings, final_norm, stored_as
-from ..system.hardware import compute_dtype
+from ..engines.quantized import Weight, widened
+from ..system.hardware import AS_STORED, QUANTIZED, compute_dtype
 from .errors import wrap_load_errors
 from .on_hub import download_bar, file_of
 from .source import Source
@@ -145,10 +146,14 @@ def open_model(
     Raises:
         LoadError: it failed, or its files lack weights. The message says why and what to do.
     """
+    computed = compute_dtype(dtype, device)
     with wrap_load_errors(checkpoint.source):
         from transformers import AutoConfig
 
-        computed = compute_dtype(dtype, device)
+        if dtype == AS_STORED and (
+            weights := read_weights(checkpoint, fetch_weights(checkpoint, progress), dtype, device)
+        ):
+            return _opened_widened(checkpoint, weights, computed)
         model = open_whole(
             str(checkpoint.source),
             checkpoint.name_or_path,
@@ -164,6 +169,17 @@ def open_model(
         if dtype != computed and knows(checkpoint.config):  # a fused runner stores a smaller type than it computes in
             _round(model, dtype)
         return model.eval()
+
+
+def _opened_widened(checkpoint: Checkpoint, weights: StoredWeights, dtype: torch.dtype) -> PreTrainedModel:
+    """A model by transformers, whose weights may be quantized in its files."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options)
+    numbers = {name: widened(weight).to(dtype) for name, weight in weights.items()}
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    model: PreTrainedModel = model_class.from_pretrained(None, config=config, state_dict=numbers, dtype=dtype)
+    return model.eval()
 
 
 def open_whole(name: str, place: str, **options: Any) -> PreTrainedModel:
@@ -231,7 +247,7 @@ def embeddings_of(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
 @torch.no_grad()
 def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for weight in model.parameters():
-        weight.copy_(stored_as(weight, dtype))
+        weight.copy_(widened(stored_as(weight, dtype)))
 
 
 def placement(model: PreTrainedModel) -> dict[str, int]:
@@ -304,7 +320,7 @@ class OpenedModel:
     engine: str
     make_runner: MakeRunner
     open_model: Callable[[], PreTrainedModel]
-    embeddings: tuple[Tensor, Tensor] | None
+    embeddings: tuple[Weight, Weight] | None
     placement: dict[str, int]
     device: torch.device
     final_norm: tuple[Tensor, float] | None = None
@@ -352,7 +368,7 @@ def open_checkpoint(
         if engine == "eager":
             again = lambda: model  # noqa: E731
         elif both is not None:
-            both = _as_type(both, dtype)
+            both = _as_type(both, torch.bfloat16 if dtype in QUANTIZED.values() else dtype)
         norm = final_norm(checkpoint.config, dict(model.named_parameters()))
         return OpenedModel(engine, make_runner, again, both, placement(model), model.device, norm)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import cache, partial
 from io import StringIO
@@ -28,6 +28,7 @@ Copies = Mapping[str, str | None]  # from number types to the `variant` of `from
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second
 # A large model is kept once. Its weights have a few bits each, so the rounding to bfloat16 matters little.
 ONE_COPY: Copies = {"bfloat16": None}
+STORED: Copies = {"stored": None}  # quantized weights as the file has them, the others in bfloat16
 
 
 class Converted(Source):
@@ -74,9 +75,14 @@ class Converted(Source):
         return cache_folder() / f"{self.label}-{self.identity()['gguf_sha256'][:12]}-v{LAYOUT}"
 
     @property
+    def entry_as_stored(self) -> Path:
+        """The same, of a model whose weights are quantized as in the file."""
+        return self.entry.with_name(self.entry.name.replace("-v", "-stored-v"))
+
+    @property
     def is_made(self) -> bool:
         """Whether the cache has the converted model."""
-        return (self.entry / IDENTITY).is_file()
+        return any((entry / IDENTITY).is_file() for entry in (self.entry, self.entry_as_stored))
 
     @property
     def has_gguf(self) -> bool:
@@ -109,19 +115,26 @@ def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tupl
     Raises:
         LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
     """
-    variant = source.copies.get(str(dtype).removeprefix("torch."))  # other types are cast from the first copy
+    from ..system.hardware import AS_STORED, dtype_name
+
+    as_stored = dtype == AS_STORED
+    copies = STORED if as_stored else source.copies
+    variant = copies.get(dtype_name(dtype))  # other types are cast from the first copy
     with disk_errors_in_words(cache_folder()):
         progress(None, "checking the weights")
         source.check()
-        entry = source.entry
+        entry = source.entry_as_stored if as_stored else source.entry
 
         def is_whole() -> bool:
-            return _is_intact(entry, variant, source.copies)
+            return _is_intact(entry, variant, copies)
 
-        return kept(entry, is_whole, lambda folder: _make(entry, source, folder, progress), progress), variant
+        def make(folder: Path) -> Path:
+            return _make(entry, source, copies, folder, progress)
+
+        return kept(entry, is_whole, make, progress), variant
 
 
-def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> Path:
+def _make(entry: Path, source: Converted, copies: Copies, folder: Path, progress: Progress) -> Path:
     """Fetch, check and convert in a folder beside the entry, which then becomes the entry."""
     if entry.exists():
         progress(None, "the stored weights are damaged: making them again")
@@ -130,7 +143,7 @@ def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> P
     check_room(entry.parent, source.size * source.room - size_of(parts))
     gguf = source.fetch(folder, parts, progress)
     progress(None, CONVERTING)
-    convert(gguf, folder, source.copies, progress)
+    convert(gguf, folder, copies, progress)
     if gguf.parent == folder:
         gguf.unlink()
     identity = {**source.identity(), "crc32": {file.name: crc32_of(file) for file in sorted(folder.iterdir())}}
@@ -150,7 +163,11 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
         LoadError: naming what the file lacks, or a field of its header that is not known.
     """
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoConfig, AutoTokenizer
+
+    from ..engines.families import knows
+    from .checkpoint import empty_model
 
     place, name = str(gguf.parent), gguf.name
     with gguf.open("rb") as file:
@@ -158,12 +175,21 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     check_header(name, header)
     with _read_once():
         config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
-        dtype = getattr(torch, next(iter(copies)))
+        as_stored = copies == STORED
+        dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
         experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
         if experts or header.architecture in {*READ, "gpt2"}:  # transformers reads several tensors for a weight
-            model = _opened_whole(gguf, config, dtype)
+            model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
+        elif as_stored and knows(config):
+            model, weights = empty_model(config), _read(gguf, header.architecture, config, dtype, progress, as_stored)
+            save_file(weights, folder / weights_file(None), {"format": "pt"})
+            model.config.save_pretrained(folder)
+            if model.generation_config is not None:
+                model.generation_config.save_pretrained(folder)
+            copies = {}
         else:
             model = _opened(gguf, header.architecture, config, dtype, progress)
+            copies = ONE_COPY if as_stored else copies
         tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
         _mend(tokenizer, model.config)
         tokenizer.save_pretrained(folder)
@@ -195,34 +221,66 @@ def _read_once() -> Iterator[None]:
 def _opened(
     gguf: Path, architecture: str, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress
 ) -> PreTrainedModel:
-    """The model of a GGUF file. Its weights are converted one after another, so memory holds only one of them twice.
+    """The model of a GGUF file. Its weights are converted one after another, so memory holds only one of them twice."""
+    from .checkpoint import empty_model
+
+    model = empty_model(config)
+    model.load_state_dict(_read(gguf, architecture, config, dtype, progress), strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def _read(
+    gguf: Path,
+    architecture: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    progress: Progress,
+    as_stored: bool = False,
+) -> dict[str, torch.Tensor]:
+    """The weights of a GGUF file by transformers' names, or with `as_stored` the tensors of those that are quantized.
 
     transformers' tables say which weight a tensor is, and how its rows are ordered.
+
+    Raises:
+        LoadError: naming what is missing or has another shape.
     """
     import numpy as np
     import torch
     from gguf import GGUFReader, dequantize
     from transformers import modeling_gguf_pytorch_utils as tables
 
+    from ..engines.quantized import READERS, of_blocks
     from .checkpoint import check_whole, empty_model
+    from .weights import SEPARATOR
 
-    model, found = empty_model(config), dict[str, torch.Tensor]()
+    model, found, shapes = empty_model(config), dict[str, torch.Tensor](), dict[str, Sequence[int]]()
     wanted, tensors = dict(model.named_parameters()), GGUFReader(gguf).tensors
     processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(config.to_dict())
     names = tables.get_gguf_hf_weights_map(model, processor)
+
+    def processed(numbers: Any, tensor: Any) -> Any:
+        return processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
+
     for done, tensor in enumerate(tensors):
         progress(done / len(tensors), CONVERTING)
-        numbers = dequantize(tensor.data, tensor.tensor_type)
-        processed = processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
-        if (name := names.get(processed.name)) in wanted:
-            found[name] = torch.from_numpy(np.array(processed.weights)).to(dtype)
-    unlike = [
-        (name, found[name].shape, wanted[name].shape) for name in found if found[name].shape != wanted[name].shape
-    ]
-    check_whole(gguf.name, wanted.keys() - found.keys(), unlike)
-    model.load_state_dict(found, strict=False, assign=True)
-    model.tie_weights()
-    return model
+        kind, size = tensor.tensor_type.name, tensor.data.shape[:1]
+        if as_stored and kind in READERS:
+            rows = processed(np.arange(*size, dtype=np.float32)[:, None], tensor)  # in which order they are wanted
+            order = rows.weights[:, 0].astype(int)
+            if (name := names.get(rows.name)) in wanted and np.array_equal(np.sort(order), range(*size)):
+                weight = of_blocks(tensor.data[order], kind)
+                found |= {f"{name}{SEPARATOR}{part}": numbers for part, numbers in weight.parts().items()}
+                shapes[name] = weight.shape
+                continue
+        one = processed(dequantize(tensor.data, tensor.tensor_type), tensor)
+        if (name := names.get(one.name)) in wanted:
+            found[name] = torch.from_numpy(np.array(one.weights)).to(dtype)
+            shapes[name] = found[name].shape
+    both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
+    unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
+    check_whole(gguf.name, wanted.keys() - shapes.keys(), unlike)
+    return found
 
 
 def _opened_whole(gguf: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

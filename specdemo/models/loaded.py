@@ -22,9 +22,20 @@ from ..decoding.drafter import DrafterParts
 from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
+from ..engines.cpu.library import library_for
 from ..engines.families import knows
 from ..engines.runner import Runner
-from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
+from ..system.hardware import (
+    AS_STORED,
+    QUANTIZED,
+    choose_device,
+    choose_dtype,
+    compute_dtype,
+    cpu_model,
+    cpu_name,
+    device_name,
+    dtype_name,
+)
 from ..types import BadInput
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint
@@ -142,8 +153,8 @@ class Loaded:
             "exact_rows": self.exact_rows,
             "exact_tree_rows": self.exact_tree_rows,
             "drafts_by_text": self.parts.translator is not None,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
+            "weights_dtype": dtype_name(self.weights_dtype),
             "cpu": cpu_name(),
             "cpu_model": cpu_model(),
             "cores": os.cpu_count(),
@@ -212,12 +223,15 @@ def _load(
     eager = eager or chosen_device.type == "mps"
     if eager:  # transformers cannot multiply by weights of a smaller type
         chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
+    check_dtype(chosen_dtype, chosen_device)
     target, *drafts = (
         find_checkpoint(source, chosen_dtype, progress)
         for source in (preset.target, preset.draft_model)
         if source is not None
     )
     check_skip_layers(target.config, preset)
+    for found in (target, *drafts):
+        check_quantizes(found.config, chosen_dtype)
     check_prompts(target, preset)
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
@@ -296,6 +310,28 @@ def _load(
         exact_tree_rows=runner.exact_tree_rows,
         make_target_runner=opened.make_runner,
     )
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """
+    Raises:
+        BadInput: it is a quantized type, and nothing here multiplies by such weights.
+    """
+    if dtype not in QUANTIZED.values():
+        return
+    if device.type != "cpu":
+        raise BadInput(f"The dtype {dtype_name(dtype)} is for a CPU; a GPU reads the quantized models of the hub.")
+    if library_for(torch.bfloat16) is None:
+        raise BadInput(f"The dtype {dtype_name(dtype)} needs gcc and a CPU with AVX2.")
+
+
+def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    """
+    Raises:
+        BadInput: the weights of this family are not quantized here.
+    """
+    if dtype in QUANTIZED.values() and dtype != AS_STORED and config.model_type == "gpt2":
+        raise BadInput(f"The weights of GPT-2 cannot be {dtype_name(dtype)} here: choose another dtype.")
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:

@@ -16,7 +16,7 @@ from ..system.hardware import free_memory
 from ..types import BadInput
 from .checkpoint import empty_model
 from .store import LoadError
-from .weights import shapes
+from .weights import bits_of, shapes
 
 # An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
 # and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
@@ -226,7 +226,7 @@ def _too_large(parts: Sequence[ModelPart], needed: int, free: int, what: str) ->
 def bits(config: Any, dtype: torch.dtype) -> int:
     quantized = getattr(config, "quantization_config", None)
     if not quantized:
-        return 8 * dtype.itemsize
+        return bits_of(dtype)
     stated = quantized if isinstance(quantized, dict) else vars(quantized)
     return int(stated.get("bits") or stated.get("w_bit") or (4 if stated.get("load_in_4bit") else 8))
 

@@ -44,7 +44,7 @@ PAIR = re.compile(f"{NAME}(?:{re.escape(AND)}{NAME})?", re.DOTALL)
 HEADED = re.compile(f"(.+){WITH}({'|'.join(HEADS)}) {NAME}", re.DOTALL)
 CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
 HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "stored")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ..types import BadInput
 from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
 from .gguf import LONG, Header, check_header
-from .loaded import LANES, check_prompts, context_of, embedding_rows
+from .loaded import LANES, check_dtype, check_prompts, context_of, embedding_rows
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
@@ -128,6 +128,7 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     """
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
+    check_dtype(chosen_dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
     looking = partial(_look_at, preset=preset, dtype=chosen_dtype, device=chosen_device)
     models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from math import prod
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from transformers import PreTrainedConfig
 from ..engines.cpu.library import library_for
 from ..engines.families import FAMILIES, head_width
 from ..engines.layout import stored_as
+from ..engines.quantized import Quantized, Weight
+from ..system.hardware import AS_STORED, QUANTIZED
 from .store import LoadError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -71,6 +74,13 @@ def _gpt2(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
     return "transformer.h", layer, others
 
 
+def bits_of(dtype: torch.dtype, dimensions: int = 2) -> int:
+    """Bits of a number of a weight that is kept in this type. Those of a file's own type are not known before."""
+    if dtype in QUANTIZED.values() and dimensions == 1:
+        return 16
+    return {torch.qint8: 9, torch.quint4x2: 5, AS_STORED: 16}.get(dtype, 8 * dtype.itemsize)
+
+
 def weights_files(file: Callable[[str], Path | None], variant: str | None = None) -> list[Path]:
     """The safetensors files with a checkpoint's weights, if any.
 
@@ -92,18 +102,23 @@ def weights_files(file: Callable[[str], Path | None], variant: str | None = None
     return [path for path in paths.values() if path is not None]
 
 
-class StoredWeights(Mapping[str, Tensor]):
+SEPARATOR = ":"  # between the name of a quantized weight and that of a tensor of `Quantized`
+
+
+class StoredWeights(Mapping[str, Weight]):
     """The weights of a model in safetensors files, by transformers' names.
 
     A weight is read when it is asked for, so that memory holds one unpacked weight at a time. The weights that a runner
-    keeps unchanged (`KEPT`) are read once and copied, because a tensor that is not copied keeps the file in memory.
+    keeps unchanged (`KEPT`) are read once and copied, because a tensor that is not copied keeps the file in memory. Of
+    quantized embeddings memory holds only the rows that are looked up.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
         self.shapes, self.dtype, self.device = shapes, dtype, device
-        self._copies = device.type == "cpu" and library_for(dtype) is None  # else the C library copies it
-        self._files: dict[str, tuple[safe_open, str]] = {}  # by the name of a weight: its file, and its name in it
-        self._kept: dict[str, Tensor] = {}
+        in_blocks = dtype in QUANTIZED.values() or library_for(dtype) is not None  # which the C library copies
+        self._copies = device.type == "cpu" and not in_blocks
+        self._files: dict[str, tuple[safe_open, list[str]]] = {}  # by the name of a weight: its file, and what it has
+        self._kept: dict[str, Weight] = {}
 
     @classmethod
     def of(
@@ -123,32 +138,48 @@ class StoredWeights(Mapping[str, Tensor]):
         known = {**stored.shapes, HEAD: stored.shapes[table]}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
+            for name, tensors in groupby(sorted(file.keys()), lambda tensor: tensor.partition(SEPARATOR)[0]):
                 ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
-                if ours in known and known[ours] != tuple(file.get_slice(name).get_shape()):
-                    return None
                 if ours in known:
-                    stored._files[ours] = file, name
+                    stored._files[ours] = file, [*tensors]
+                    if known[ours] != stored._shape(ours):
+                        return None
         if HEAD not in stored.shapes and HEAD in stored._files:
             if table not in stored._files:
                 stored._files[table] = stored._files.pop(HEAD)
-            elif torch.equal(stored[table], stored[HEAD]):
+            elif _are_equal(stored[table], stored[HEAD]):
                 del stored._files[HEAD], stored._kept[HEAD]
             else:
                 stored.shapes = known
         return stored if stored._files.keys() == stored.shapes.keys() else None
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Weight:
         if name in self._kept:
             return self._kept[name]
         file, there = self._files[name]
-        read = file.get_tensor(there)
-        weight = stored_as(read, self.dtype)
-        if weight is read and (self._copies or name in KEPT or weight.dim() == 1) and weight.device.type == "cpu":
-            weight = weight.clone()
+        if len(there) > 1:
+            weight: Weight = Quantized(**{one.partition(SEPARATOR)[2]: file.get_tensor(one) for one in there})
+        else:
+            read: Tensor = file.get_tensor(there[0])
+            weight = stored_as(read, self.dtype)
+            if weight is read and (self._copies or name in KEPT or read.dim() == 1) and read.device.type == "cpu":
+                weight = read.clone()
         if name in KEPT:
             self._kept[name] = weight
         return weight
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        file, there = self._files[name]
+        first = file.get_slice(there[0])  # of a quantized weight the codes
+        shape = tuple(first.get_shape())
+        return shape if len(there) == 1 else (shape[0], shape[1] * (8 if first.get_dtype() == "I32" else 2))
+
+    def _size(self, name: str) -> int:
+        """Bytes of a weight as it is kept."""
+        file, there = self._files[name]
+        if len(there) > 1:
+            return sum(file.get_tensor(one).nbytes for one in there)
+        return prod(self.shapes[name]) * bits_of(self.dtype, len(self.shapes[name])) // 8
 
     def __contains__(self, name: object) -> bool:
         return name in self._files
@@ -162,9 +193,16 @@ class StoredWeights(Mapping[str, Tensor]):
     @property
     def nbytes(self) -> int:
         """Bytes of all converted weights."""
-        return sum(map(prod, self.shapes.values())) * self.dtype.itemsize
+        return sum(map(self._size, self.shapes))
 
     @property
     def placement(self) -> dict[str, int]:
         """Bytes on each device."""
         return {str(self.device): self.nbytes}
+
+
+def _are_equal(a: Weight, b: Weight) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+    both = a.parts(), b.parts()
+    return both[0].keys() == both[1].keys() and all(torch.equal(part, both[1][name]) for name, part in both[0].items())

@@ -27,7 +27,9 @@ CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how muc
         ("total_active_file", "total_inactive_file"),
     ),
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AS_STORED = torch.uint8  # the type that stands for the one that a file has
+QUANTIZED = {"int8": torch.qint8, "int4": torch.quint4x2, "stored": AS_STORED}  # of the weights, on a CPU
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, **QUANTIZED}
 
 
 def choose_device(asked: str | None) -> torch.device:
@@ -86,12 +88,20 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if cpu_multiplies_bf16() or cpu_widens_weights() else torch.float32
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name by which `choose_dtype` knows a type."""
+    return next(name for name, one in DTYPES.items() if one == dtype)
+
+
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type that a model with weights of this type computes in.
 
     On a CPU float16 only stores weights, and everything is computed in float32: a pass takes most of its time to read
     the weights, and float16 halves them. So does bfloat16 on a CPU that widens weights and has no products of it.
+    With quantized weights a model computes as with those of bfloat16.
     """
+    if dtype in QUANTIZED.values():
+        dtype = torch.bfloat16
     if device.type != "cpu" or dtype.itemsize != 2:
         return dtype
     stored_only = dtype == torch.float16 or (cpu_widens_weights() and not cpu_multiplies_bf16())

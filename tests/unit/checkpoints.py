@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quantize
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GPT2Config,
@@ -166,12 +168,14 @@ def write_gguf(
     header: Mapping[str, Any] | None = None,
     tensors: Mapping[str, torch.Tensor | None] | None = None,
     tokenizer: PreTrainedTokenizerFast | None = None,
+    stored_in: Mapping[str, str] | None = None,
 ) -> PreTrainedModel:
     """A tiny model, if none is given a Llama, with a tokenizer as a GGUF file in float32; returns the model.
 
     Args:
         header: further fields that begin with the architecture's name, which is left out here.
         tensors: further ones, or those to be left out (None), by llama.cpp's names.
+        stored_in: by the last part of a weight's name but one, the type that it is stored in, such as Q4_0.
     """
     tokenizer = tokenizer or make_tokenizer()
     vocab, added = tokenizer.get_vocab(), tokenizer.added_tokens_encoder
@@ -224,13 +228,31 @@ def write_gguf(
         if not (name == "lm_head.weight" and config.tie_word_embeddings)
     }
     for name, weight in {**weights, **(tensors or {})}.items():
-        if weight is not None:
+        kind_stored = (stored_in or {}).get(name.split(".")[-2], "F32")
+        if weight is not None and kind_stored != "F32":
+            raw = blocks_of(weight.contiguous().numpy(), kind_stored)
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind_stored])
+        elif weight is not None:
             writer.add_tensor(name, weight.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def blocks_of(weight: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
+    """A weight as a GGUF file stores it. Of types that gguf does not write the codes are random."""
+    try:
+        return quantize(weight, GGMLQuantizationType[kind])
+    except NotImplementedError:
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    shape = len(weight), weight.shape[1] // numbers, size
+    raw = np.random.default_rng(weight.size).integers(0, 256, shape, dtype=np.uint8)
+    scales = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
+    for place in scales:
+        raw[..., place : place + 2] = np.array([weight.std() / 300], np.float16).view(np.uint8)
+    return raw.reshape(len(weight), -1)
 
 
 def merges_of(core: Tokenizer) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from filelock import FileLock
 from transformers import PreTrainedModel
 
 from specdemo.engines import choose
+from specdemo.engines.quantized import widened
 from specdemo.models import checkpoint as opening
 from specdemo.models import converted as converting
 from specdemo.models import package_index
@@ -185,7 +186,7 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
     assert torch.equal(by_transformers.prefill(ids), logits[0])
     assert torch.equal(by_transformers.forward([5, 6, 7]), logits[1])
     assert loaded.parts.embeddings is not None
-    embedding, output = loaded.parts.embeddings
+    embedding, output = map(widened, loaded.parts.embeddings)
     assert torch.equal(embedding.to(loaded.dtype), model.get_input_embeddings().weight)
     assert torch.equal(output.to(loaded.dtype), model.get_output_embeddings().weight)
     eager = load(preset_of(index.wheel, heads=HEADS), dtype, "cpu", eager=True)
@@ -193,7 +194,7 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
     same = ("context", "eos_ids", "dtype", "device", "weights")
     assert [getattr(eager, name) for name in same] == [getattr(loaded, name) for name in same]
     assert eager.parts.embeddings is not None
-    both = zip(eager.parts.embeddings, (embedding, output), strict=True)
+    both = zip(map(widened, eager.parts.embeddings), (embedding, output), strict=True)
     assert all(torch.equal(own.to(ours.dtype), ours) for own, ours in both)
     wider = loaded.dtype.itemsize // loaded.weights_dtype.itemsize
     assert eager.placement == {"cpu": wider * loaded.placement["cpu"]}

@@ -19,13 +19,14 @@ from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import Runner
 from specdemo.models.weights import shapes
+from specdemo.system.hardware import QUANTIZED
 
 needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
+    "hidden_size": 96,
+    "intermediate_size": 160,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -115,7 +116,7 @@ def test_a_family_computes_what_transformers_does(model: PreTrainedModel, engine
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, *QUANTIZED.values()])
 @torch.inference_mode()
 def test_the_logits_of_a_token_are_the_same_bits_in_every_pass(model: PreTrainedModel, dtype: torch.dtype) -> None:
     runner, prompt = runner_of(model, "native", dtype), list(range(1, 15))

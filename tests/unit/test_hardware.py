@@ -267,8 +267,8 @@ def test_a_cpu_only_stores_what_it_has_no_products_of(
 def test_dtype_can_be_asked_for() -> None:
     assert hardware.choose_dtype("float32", torch.device("cpu")) == torch.float32
     assert hardware.choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
-    with pytest.raises(BadInput, match=r"'int8'.*auto, float32, bfloat16"):
-        hardware.choose_dtype("int8", torch.device("cpu"))
+    with pytest.raises(BadInput, match=r"'int3'.*auto, float32, bfloat16"):
+        hardware.choose_dtype("int3", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x", "mps"])

@@ -27,6 +27,7 @@ from specdemo.engines.families import knows
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
+from specdemo.engines.quantized import widened
 from specdemo.models import checkpoint as in_memory
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
@@ -236,7 +237,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Tensor]]]
     weights: list[weakref.ref[Tensor]] = []
 
     def watched(self: StoredWeights, name: str) -> Tensor:
-        weight = read(self, name)
+        weight = widened(read(self, name))
         weights.append(weakref.ref(weight))
         return weight
 
@@ -255,7 +256,7 @@ def on_graphs(
     """As on a GPU. What the weights are laid out to is seen, too."""
 
     def make(model: FusedModel) -> tuple[str, Any]:
-        seen.extend(weakref.ref(weight) for weight in (model.embedding, model.norm.weight))
+        seen.extend(weakref.ref(weight) for weight in (widened(model.embedding), model.norm.weight))
         return "graph", partial(GraphRunner, Graphs(model, ops, capture, 2))
 
     monkeypatch.setattr(choose, "_on_cpu", make)

@@ -6,7 +6,6 @@ loaded by name as a user would. Windows and chunks are shorter than the texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from specdemo.racing.race import start
 from specdemo.types import DraftOutcome, Settings
 
 from .checkpoints import save
-from .toys import Scripted, decode, generated, ids_of, rounds_of
+from .toys import copying, decode, generated, ids_of, rounds_of
 
 NEW_TOKENS = 24
 IMAGE = 5  # a token that the prompt does not have
@@ -240,18 +239,6 @@ def save_random(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, fo
             if weight.dim() > 1:
                 weight.normal_(std=0.3)
     return save(model, tokenizer, folder)
-
-
-def copying(text: Sequence[int], vocab_size: int) -> Scripted:
-    """Drafts what `text` holds next; in every third place the last token of the draft is wrong."""
-
-    def draft(context: Sequence[int], k: int) -> list[int]:
-        ids = list(text[len(context) : len(context) + k])
-        if ids and len(context) % 3 == 0:
-            ids[-1] = (ids[-1] + 1) % vocab_size
-        return ids
-
-    return Scripted(draft)
 
 
 @pytest.mark.sampled(8)

@@ -255,8 +255,7 @@ SMALL = """
 #include "products.h"
 const int columns = 8, step = 1, paired = 1;
 int run_layers(void) { return 0; }
-int run_head(void) { return 0; }
-void run_product(void) {}
+int run_product(void) { return 1; }
 """
 
 

@@ -19,6 +19,7 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.engines import linear
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
+from specdemo.engines.quantized import widened
 from specdemo.models.errors import explain
 from specdemo.types import Draft, NotFinite, Settings
 
@@ -158,7 +159,7 @@ def test_a_draft_of_no_numbers_ends_a_run_in_a_sentence(name: str, broken: float
             table = torch.full((VOCAB,) * 3, broken, dtype=torch.float64)
             toy.draft_model = toy.early = table
             for ready in toy.heads.values():
-                ready.embedding = torch.full_like(ready.embedding, broken)
+                ready.embedding = torch.full_like(widened(ready.embedding), broken)
         return toy
 
     def run(broken: float | None) -> Iterator[Event]:

@@ -211,7 +211,7 @@ BROKEN = {
         "cannot be true: the drafter none drafts chains only",
     ),
     "too large a tree": (GOOD + "[defaults]\ntree = true\nk = 64\n", "defaults.k", "from 0 to 63"),
-    "unknown dtype": ('dtype = "int8"\n' + GOOD, "dtype", "float32, bfloat16, float16"),
+    "unknown dtype": ('dtype = "int3"\n' + GOOD, "dtype", "float32, bfloat16, float16"),
     "no layers to keep": ("skip_layers = 0\n" + GOOD, "skip_layers", "at least 1"),
     "absent table": ('ngram_table = "none.safetensors"\n' + GOOD, "ngram_table", "does not exist"),
 }

@@ -32,6 +32,7 @@ from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
+from specdemo.engines.quantized import widened
 from specdemo.types import Settings, TokenKind, Verdict
 from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
@@ -208,9 +209,9 @@ def test_embeddings_that_are_a_copy_of_the_targets_are_not_kept_twice(tmp_path: 
     model = target()
     weight = model.get_input_embeddings().weight.detach()
     copied = write(tmp_path / "copied", config, {**tensors, "embed_tokens.weight": weight.clone()})
-    assert toy_with(copied, kind).heads["eagle"].embedding.data_ptr() == weight.data_ptr()
+    assert widened(toy_with(copied, kind).heads["eagle"].embedding).data_ptr() == weight.data_ptr()
     own = write(tmp_path / "own", config, tensors)
-    assert torch.equal(toy_with(own, kind).heads["eagle"].embedding, tensors["embed_tokens.weight"])
+    assert torch.equal(widened(toy_with(own, kind).heads["eagle"].embedding), tensors["embed_tokens.weight"])
 
 
 ROPES = {

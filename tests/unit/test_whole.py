@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
+from specdemo.engines.quantized import widened
 from specdemo.models import converted as converting
 from specdemo.models.converted import converted
 from specdemo.models.gguf import Header, check_header
@@ -208,7 +209,7 @@ def test_a_head_is_tied_where_transformers_ties_it(
     text = plain_text(loaded.target_runner(32), PROMPT, Settings(max_new_tokens=12), loaded.eos_ids)
     assert text == generated(model, PROMPT, 12)
     assert loaded.parts.embeddings is not None
-    first, last = loaded.parts.embeddings
+    first, last = map(widened, loaded.parts.embeddings)
     assert (first.data_ptr() == last.data_ptr()) == one
     assert torch.equal(last, model.get_output_embeddings().weight)
     assert loaded.placement["cpu"] == 4 * sum(weight.numel() for weight in model.parameters())

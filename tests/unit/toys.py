@@ -266,6 +266,18 @@ def plain_text(
     return ids_of(list(decode(runner, NoDrafter(), prompt, replace(settings, k=0, tree=False), eos_ids)))
 
 
+def copying(text: Sequence[int], vocab_size: int) -> Scripted:
+    """Drafts what `text` holds next; in every third place the last token of the draft is wrong."""
+
+    def draft(context: Sequence[int], k: int) -> list[int]:
+        ids = list(text[len(context) : len(context) + k])
+        if ids and len(context) % 3 == 0:
+            ids[-1] = (ids[-1] + 1) % vocab_size
+        return ids
+
+    return Scripted(draft)
+
+
 @torch.inference_mode()
 def generated(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """The greedy text of transformers' `generate`."""

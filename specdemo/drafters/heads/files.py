@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
+from ...engines.quantized import Weight
 from ...types import BadInput, reason
 from .networks import Head
 from .published import PublishedHead
@@ -37,7 +37,7 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
 
 
-def load_head(kind: type[H], path: Path, output: Tensor | None = None) -> H:
+def load_head(kind: type[H], path: Path, output: Weight | None = None) -> H:
     """Read a head that `save_head` wrote, in float32, for the target with this output layer [V, hidden], if given.
 
     Raises:

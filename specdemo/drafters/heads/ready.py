@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...engines.cpu.library import PackedLinear
 from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, CapturedFunctions, Slot, SlotPool, Work
 from ...engines.layout import Linear, Norm, Step
+from ...engines.quantized import Weight, rows_of
 from ...engines.runner import Wanted
 from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits, NextPass
@@ -48,6 +49,10 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
             pack(child, dtype)
 
 
+def _equal(own: Tensor, embedding: Weight) -> bool:
+    return isinstance(embedding, Tensor) and torch.equal(own, embedding)
+
+
 class ReadyHead(Generic[H]):
     """A head tied to its target: packed, in the target's number types, with the target's embeddings.
 
@@ -57,15 +62,17 @@ class ReadyHead(Generic[H]):
 
     slots: SlotPool[HeadPasses] | None = None
 
-    def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
-        own = None if head.own_embedding is None else head.own_embedding.to(embedding)
-        self.embedding = embedding if own is None or torch.equal(own, embedding) else own  # often it is a copy
+    def __init__(self, head: H, embedding: Weight, output: Weight) -> None:
+        own = None if head.own_embedding is None else head.own_embedding.to(embedding.device, embedding.dtype)
+        self.embedding = embedding if own is None or _equal(own, embedding) else own  # often it is a copy
         self.dtype = compute_dtype(embedding.dtype, embedding.device)
         self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
         self.token_ids = head.token_ids.to(embedding.device)  # [V']
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
-        self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
+        of_places: Sequence[Weight] = head.place_outputs or (rows,)
+        to = embedding.device, embedding.dtype
+        self._outputs = [Linear.of(one.to(*to) if isinstance(one, Tensor) else one, None) for one in of_places]
         layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
         for layer in layers:
             layer.join()
@@ -74,7 +81,7 @@ class ReadyHead(Generic[H]):
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
-        return nn.functional.embedding(to_device(tokens, self.embedding.device), self.embedding).to(self.dtype)
+        return rows_of(self.embedding, to_device(tokens, self.embedding.device)).to(self.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of the draft vocabulary, [T, hidden] -> [T, V']. If each place has an output, row i is of place i."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from ...system.compiled import compiled
 from ...system.hardware import compute_dtype, cpu_flags
+from ..quantized import Quantized, Weight
 from .huge_pages import WEIGHTS
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -30,8 +32,20 @@ class Norm(Structure):
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_float)]
 
 
+class Part(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("codes", "scales", "lows", "scale_units", "low_units")),
+        ("kind", c_int),
+    ]
+
+
 class Linear(Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), *((name, c_long) for name in ("parts", "outer", "inner"))]
+    _fields_ = [
+        ("each", POINTER(Part)),
+        ("bias", c_void_p),
+        *((name, c_long) for name in ("parts", "outer", "inner")),
+        ("encoded", c_int),
+    ]
 
 
 class Layer(Structure):
@@ -68,52 +82,105 @@ class Library:
     """The functions of `native.c` for one type of weights, and the sizes of its packed blocks (`products.h`)."""
 
     functions: CDLL
+    dtype: torch.dtype
     columns: int
     step: int
     paired: int
 
     @classmethod
-    def of(cls, functions: CDLL) -> Library:
+    def of(cls, functions: CDLL, dtype: torch.dtype) -> Library:
         functions.run_layers.argtypes = [
             *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, POINTER(Rows), c_long, c_int, c_int)
         ]
-        functions.run_head.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
-        functions.run_product.argtypes = [POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
-        return cls(functions, *(c_int.in_dll(functions, name).value for name in ("columns", "step", "paired")))
+        functions.run_product.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
+        return cls(functions, dtype, *(c_int.in_dll(functions, name).value for name in ("columns", "step", "paired")))
 
     def packed(self, weight: Tensor) -> Tensor:
-        """Pack a weight: [parts, outer, inner] -> [parts * outer / columns, inner / step, columns, step].
+        """Pack a weight: [outer, inner] -> [outer / columns, inner / step, columns, step].
 
-        The outputs of each part are padded with zeros to whole blocks. If columns are paired, the two halves of a
-        block are interleaved. `products.h` shows the layout.
+        The outputs are padded with zeros to whole blocks. If columns are paired, the two halves of a block are
+        interleaved. `products.h` shows the layout.
         """
-        _, outer, inner = weight.shape
-        padding = -outer % self.columns
-        filled = F.pad(weight, (0, 0, 0, padding)) if padding else weight
-        blocks = filled.view(-1, self.paired, self.columns // self.paired, inner // self.step, self.step)
+        blocks = self._padded(weight).view(
+            -1, self.paired, self.columns // self.paired, weight.shape[1] // self.step, self.step
+        )
         return WEIGHTS.copy(blocks.permute(0, 3, 2, 1, 4))
+
+    def packed_columns(self, part: Tensor) -> Tensor:
+        """Pack a tensor of a quantized weight: [outer, size] -> [outer / columns, size, columns]."""
+        return WEIGHTS.copy(self._padded(part).unflatten(0, (-1, self.columns)).transpose(1, 2))
+
+    def _padded(self, weight: Tensor) -> Tensor:
+        padding = -len(weight) % self.columns
+        return F.pad(weight, (0, 0, 0, padding)) if padding else weight
 
 
 class PackedLinear:
     """x @ weight.T + bias by the C library: [..., inner] -> [..., outer]."""
 
-    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None, parts: int = 1) -> None:
-        """`weight` [outer, inner] has `parts` of the same size. The library's `step` must divide `inner`."""
-        self.library, self.shape, self.dtype = library, weight.shape, compute_dtype(weight.dtype, weight.device)
-        divided = weight.unflatten(0, (parts, -1))
-        self.sizes: tuple[int, int, int] = (*divided.shape,)  # parts, outer, inner
-        self._weight, self._bias = library.packed(divided), None if bias is None else as_floats(bias)
-        self.described = Linear(self._weight.data_ptr(), address(self._bias), *self.sizes)
+    def __init__(
+        self, library: Library, weight: Tensor | Sequence[Weight], bias: Tensor | None, parts: int = 1
+    ) -> None:
+        """`weight` [outer, inner] has `parts` of the same size. The library's `step` must divide `inner`.
+
+        It may be given as several weights, one after the other, each with whole parts.
+        """
+        weights = [weight] if isinstance(weight, Tensor) else weight
+        outer, inner = sum(map(len, weights)), weights[0].shape[1]
+        self.library, self.shape = library, (outer, inner)
+        self.dtype = compute_dtype(library.dtype, torch.device("cpu"))
+        self.sizes = parts, outer // parts, inner
+        pieces = [piece for one in weights for piece in _split(one, outer // parts)]
+        self._held, self._bias = [self._packed(piece) for piece in pieces], None if bias is None else as_floats(bias)
+        kinds = [piece.kind if isinstance(piece, Quantized) else 0 for piece in pieces]
+        each = (Part * parts)(*map(self._described, self._held, kinds))
+        self.described = Linear(each, address(self._bias), *self.sizes, any(kinds))
+
+    def _packed(self, piece: Weight) -> dict[str, Tensor]:
+        if isinstance(piece, Tensor):
+            return {"codes": self.library.packed(piece)}
+        return {name: self.library.packed_columns(part) for name, part in piece.parts().items()}
+
+    def _described(self, packed: Mapping[str, Tensor], kind: int) -> Part:
+        return Part(kind=kind, **{name: part.data_ptr() for name, part in packed.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight."""
+        return sum(part.nbytes for packed in self._held for part in packed.values())
 
     def __call__(self, x: Tensor) -> Tensor:
         outer, inner = self.shape
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         out = rows.new_empty(len(rows), outer)
-        self.library.functions.run_product(
-            *(byref(self.described), address_of_rows(rows, self.dtype, inner), len(rows), out.data_ptr()),
-            torch.get_num_threads(),
-        )
+        self.multiply(None, address_of_rows(rows, self.dtype, inner), len(rows), out)
         return out.view(*x.shape[:-1], outer)
+
+    def multiply(self, norm: Norm | None, x: int, count: int, out: Tensor) -> None:
+        """out [count, outer] = the product of the rows [count, inner] at address x, normed first if there is a norm.
+
+        Raises:
+            MemoryError: there is none left.
+        """
+        of_norm = None if norm is None else byref(norm)
+        threads = torch.get_num_threads()
+        check_room(
+            self.library.functions.run_product(of_norm, byref(self.described), x, count, out.data_ptr(), threads)
+        )
+
+
+def _split(weight: Weight, size: int) -> list[Weight]:
+    """The parts of a weight, `size` outputs each."""
+    return [weight[start : start + size] for start in range(0, len(weight), size)]
+
+
+def check_room(done: int) -> None:
+    """
+    Raises:
+        MemoryError: a function of the library was not `done`.
+    """
+    if not done:
+        raise MemoryError("There is not enough memory for the activations of a pass.")
 
 
 def as_floats(tensor: Tensor) -> Tensor:
@@ -142,4 +209,4 @@ def library_for(dtype: torch.dtype) -> Library | None:
     computed = compute_dtype(dtype, torch.device("cpu"))
     kind, needed = KINDS.get((dtype, computed), ("", {"a type that it knows"}))
     functions = compiled(SOURCE, f"-D{kind}") if needed <= cpu_flags() else None
-    return Library.of(functions) if functions else None
+    return Library.of(functions, dtype) if functions else None

@@ -183,8 +183,14 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
     }
 }
 
+/* Wait for the others, who write x too, and encode it if a part of the product is quantized. */
+static void complete(const Linear *p, const Inputs *in, long count, Barrier *b) {
+    barrier(b);
+    if (p->encoded) encode(in, count, p->inner), barrier(b);
+}
+
 /* all [count, parts of qkv, width] = queries, keys and values, the first two normed over all heads of a token. */
-static void norm_all_heads(const Model *m, const Layer *layer, const act_t *inputs, long count, float *all, Barrier *b) {
+static void norm_all_heads(const Model *m, const Layer *layer, const Inputs *inputs, long count, float *all, Barrier *b) {
     const long queries = m->heads * m->width, keys = m->kv_heads * m->width;
     multiply(&layer->qkv, inputs, count, all, WRITE), barrier(b);
 #pragma omp for schedule(static) nowait
@@ -198,7 +204,7 @@ static void norm_all_heads(const Model *m, const Layer *layer, const act_t *inpu
 
 /* Compute q [count, heads, width] of the rows, and write their keys and values into the caches.
    `scratch` [count, width] belongs to this thread. If `all` is not NULL, it is what `norm_all_heads` computed. */
-static void write_kv(const Model *m, const Layer *layer, int index, const Row *rows, const act_t *inputs, long count,
+static void write_kv(const Model *m, const Layer *layer, int index, const Row *rows, const Inputs *inputs, long count,
                      float *scratch, float *all, act_t *q) {
     const long width = m->width, stride = all ? layer->qkv.parts * width : width;
 #pragma omp for schedule(static) nowait
@@ -304,7 +310,7 @@ static void attend(const Model *m, int index, const Row *rows, const act_t *q, l
 
 /* out [count, outer] = f(gate) * up, the two products of x, or f(up) of a single product, where f is silu, or with `gelu`
    gelu in its tanh approximation. gates [count, outer]; `scratch` [count, COLUMNS] belongs to this thread. */
-static void activate(const Linear *p, int gelu, const act_t *x, long count, float *gates, float *scratch, act_t *out) {
+static void activate(const Linear *p, int gelu, const Inputs *x, long count, float *gates, float *scratch, act_t *out) {
     const int gated = p->parts > 1;
     if (gated) /* A thread gets the same columns in both loops. A single loop would jump to and fro in memory. */
 #pragma omp for schedule(static) nowait
@@ -325,7 +331,7 @@ static void activate(const Linear *p, int gelu, const act_t *x, long count, floa
 }
 
 /* x [count, outer] += the product of `inputs`, normed and scaled. `sums` [count, outer]. */
-static void add_product(const Model *m, const Norm *n, const Linear *p, const act_t *inputs, long count, float *sums,
+static void add_product(const Model *m, const Norm *n, const Linear *p, const Inputs *inputs, long count, float *sums,
                         float *x, Barrier *b) {
     if (!n->weight && m->residual == 1.0f) {
         multiply(p, inputs, count, x, ADD), barrier(b);
@@ -355,15 +361,20 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
     const long floats = max(max(inner, hidden), one->qkv.parts * m->width); /* of a token: gates, all heads, or sums */
     const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
     const long per_thread = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
-    const long per_token = sizeof(Row) + floats * sizeof(float) + (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
+    const long longest = max(max(one->qkv.inner, queries), inner), groups = longest / GROUP;
+    const long per_token = sizeof(Row) + (floats + 2 * groups) * sizeof(float) + longest * sizeof(int16_t) +
+                           (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
     char *buffers = malloc(threads * per_thread + count * per_token);
     if (!buffers) return 0;
     Row *rows = (Row *)(buffers + threads * per_thread), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
         for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
-    float *all = (float *)next;
-    act_t *inputs = (act_t *)(all + count * floats), *q = inputs + count * one->qkv.inner;
+    float *all = (float *)next, *scales = all + count * floats, *sums = scales + count * groups;
+    act_t *normed = (act_t *)(sums + count * groups), *q = normed + count * one->qkv.inner;
     act_t *attended = q + count * queries, *activated = attended + count * queries;
+    int16_t *codes = (int16_t *)(activated + count * inner);
+    const Inputs of_normed = {normed, codes, scales, sums}, of_attended = {attended, codes, scales, sums};
+    const Inputs of_activated = {activated, codes, scales, sums};
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
     {
@@ -371,37 +382,38 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
         act_t *exps = (act_t *)(scores + ROWS * stride);
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
-            norm_inputs(layer, second_input, x, count, hidden, inputs), barrier(&b);
-            if (m->all_heads) norm_all_heads(m, layer, inputs, count, all, &b);
-            write_kv(m, layer, index, rows, inputs, count, scratch, m->all_heads ? all : NULL, q), barrier(&b);
+            norm_inputs(layer, second_input, x, count, hidden, normed), complete(&layer->qkv, &of_normed, count, &b);
+            if (m->all_heads) norm_all_heads(m, layer, &of_normed, count, all, &b);
+            write_kv(m, layer, index, rows, &of_normed, count, scratch, m->all_heads ? all : NULL, q), barrier(&b);
             if (kv_only) continue;
-            attend(m, index, rows, q, count, stride, scores, exps, attended), barrier(&b);
-            add_product(m, &layer->out_norm, &layer->out, attended, count, all, x, &b);
-            norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), barrier(&b);
-            activate(&layer->up, m->gelu, inputs, count, all, scratch, activated), barrier(&b);
-            add_product(m, &layer->down_norm, &layer->down, activated, count, all, x, &b);
+            attend(m, index, rows, q, count, stride, scores, exps, attended), complete(&layer->out, &of_attended, count, &b);
+            add_product(m, &layer->out_norm, &layer->out, &of_attended, count, all, x, &b);
+            norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden), complete(&layer->up, &of_normed, count, &b);
+            activate(&layer->up, m->gelu, &of_normed, count, all, scratch, activated);
+            complete(&layer->down, &of_activated, count, &b);
+            add_product(m, &layer->down_norm, &layer->down, &of_activated, count, all, x, &b);
         }
     }
     free(buffers);
     return 1;
 }
 
-/* out [count, outer] = the product of the normed x [count, inner]. */
-int run_head(const Norm *n, const Linear *p, const float *x, long count, float *out, int threads) {
-    act_t *normed = malloc(count * p->inner * sizeof(act_t) + 1); /* malloc(0) may return NULL */
-    if (!normed) return 0;
+/* out [count, outer] = the product of x [count, inner], normed first if there is a norm; then x is float32, else act_t, and
+   so is `out`. Returns 0 if there is no memory left, else 1. */
+int run_product(const Norm *n, const Linear *p, const void *x, long count, void *out, int threads) {
+    const long size = count * p->inner, groups = size / GROUP;
+    char *buffer = malloc(size * (sizeof(act_t) + sizeof(int16_t)) + 2 * groups * sizeof(float) + 1); /* malloc(0) may be NULL */
+    if (!buffer) return 0;
+    float *scales = (float *)buffer, *sums = scales + groups;
+    act_t *normed = (act_t *)(sums + groups);
+    const Inputs in = {n ? normed : x, (int16_t *)(normed + size), scales, sums};
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
     {
-        norm_rows(n, x, count, p->inner, normed, p->inner), barrier(&b);
-        multiply(p, normed, count, out, WRITE);
+        if (n) norm_rows(n, x, count, p->inner, normed, p->inner);
+        complete(p, &in, count, &b);
+        n ? multiply(p, &in, count, out, WRITE) : multiply(p, &in, count, out, WRITE_ACT);
     }
-    free(normed);
+    free(buffer);
     return 1;
-}
-
-/* out [count, outer] = the product of x [count, inner]. */
-void run_product(const Linear *p, const act_t *x, long count, act_t *out, int threads) {
-#pragma omp parallel num_threads(threads)
-    multiply(p, x, count, out, WRITE_ACT);
 }

@@ -60,13 +60,19 @@ typedef float weight_t;
 #define PAIRED 1
 #endif
 
-/* `parts` products of the same input, with `outer` outputs each, one after the other. A part is packed by itself. */
-typedef struct { const weight_t *weight; const float *bias; long parts, outer, inner; } Linear;
-
 INLINE act_t to_act(float x) {
 #ifdef BFLOAT16
     union { float value; uint32_t bits; } it = {x};
     return x != x ? 0x7fc0 : (it.bits + 0x7fff + (it.bits >> 16 & 1)) >> 16; /* to nearest, ties to even */
+#else
+    return x;
+#endif
+}
+
+INLINE float from_act(act_t x) {
+#ifdef BFLOAT16
+    union { uint32_t bits; float value; } it = {(uint32_t)x << 16};
+    return it.value;
 #else
     return x;
 #endif
@@ -135,8 +141,15 @@ INLINE void sum_up(int rows, const int half, const int ahead, const int more, co
 #if ROWS > 5
         CASE(6) CASE(7) CASE(8) CASE(9)
 #endif
+#undef CASE
     }
 }
+
+#include "quantized.h"
+
+/* `parts` products of the same input, with `outer` outputs each, one after the other. A part is packed by itself; `encoded`
+   says that one of them is quantized. */
+typedef struct { const Part *each; const float *bias; long parts, outer, inner; int encoded; } Linear;
 
 enum { WRITE, ADD, WRITE_ACT }; /* what to do with a result: write it as float, add it to floats, write it as act_t */
 
@@ -156,27 +169,29 @@ INLINE void put(const float *sums, const float *bias, long there, void *out, con
     there == COLUMNS ? put_some(sums, bias, COLUMNS, out, how) : put_some(sums, bias, there, out, how);
 }
 
-/* out = x [count, inner] times the columns of a part of the weight from `column` on, at most COLUMNS of them. The rows
-   of `out` are `stride` apart. */
-INLINE void multiply_block(const Linear *p, long part, long column, const act_t *x, long count, void *out, long stride,
+/* out = the inputs [count, inner] times the columns of a part of the weight from `column` on, at most COLUMNS of them. The
+   rows of `out` are `stride` apart. */
+INLINE void multiply_block(const Linear *p, long part, long column, const Inputs *in, long count, void *out, long stride,
                            const int how) {
-    const weight_t *block = p->weight + (part * round_up(p->outer, COLUMNS) + column) * p->inner;
+    const Part *weight = p->each + part;
+    const weight_t *block = (const weight_t *)weight->codes + column * p->inner;
     const float *bias = p->bias ? p->bias + part * p->outer + column : NULL;
     const long turns = (count + ROWS - 1) / ROWS, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
     for (long row = 0, rows, left = turns; left; row += rows, left--) {
         rows = (count - row + left - 1) / left; /* 6 rows are 3 + 3 where ROWS is 5; the first turn reads from memory */
         float sums[ROWS * COLUMNS];
-        sum_up(rows, sizeof(weight_t) < sizeof(act_t), AHEAD, 0, block, x + row * p->inner, p->inner, p->inner, sums);
+        if (weight->kind) sum_quantized(rows, weight, column / COLUMNS, in, row, p->inner, sums);
+        else sum_up(rows, sizeof(weight_t) < sizeof(act_t), AHEAD, 0, block, in->x + row * p->inner, p->inner, p->inner, sums);
         for (long r = 0; r < rows; r++)
             put(sums + r * COLUMNS, bias, min(COLUMNS, p->outer - column), (char *)out + (row + r) * stride * size, how);
     }
 }
 
-/* out [count, parts * outer] = x [count, inner] @ weight.T + bias. */
-INLINE void multiply(const Linear *p, const act_t *x, long count, void *out, const int how) {
+/* out [count, parts * outer] = the inputs [count, inner] @ weight.T + bias. */
+INLINE void multiply(const Linear *p, const Inputs *in, long count, void *out, const int how) {
     const long all = p->parts * p->outer, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
 #pragma omp for schedule(static) collapse(2) nowait
     for (long part = 0; part < p->parts; part++)
         for (long column = 0; column < p->outer; column += COLUMNS)
-            multiply_block(p, part, column, x, count, (char *)out + (part * p->outer + column) * size, all, how);
+            multiply_block(p, part, column, in, count, (char *)out + (part * p->outer + column) * size, all, how);
 }

@@ -1,0 +1,157 @@
+/* Products with weights of 4 and 8 bits, see `quantized.py`: weight = scale * code - low.
+
+   The inputs of such a product become integers of 16 bits, with a scale for each GROUP. So the sums of a group are exact,
+   and an input changes by at most 1 / 65534 of the largest of its group.
+
+   codes, scales, lows and units are packed in blocks of COLUMNS outputs: [outer / COLUMNS, ., COLUMNS] of what `Quantized`
+   has as [outer, .]. */
+
+#define GROUP 32  /* numbers that share a scale and a low */
+#define SUPER 256 /* numbers that share the units of these */
+#define LIMIT 32767.0f
+
+/* Of a weight of type weight_t only `codes` is set, and `kind` is 0. */
+typedef struct { const void *codes, *scales, *lows, *scale_units, *low_units; int kind; } Part;
+enum { EIGHT = 1, LOWS = 2, UNITS = 4 }; /* bits of `kind` - 1 */
+
+/* The rows [count, inner] of inputs of a product. `codes`, scales and sums [count, inner / GROUP] are those of x, if the
+   product needs them; a sum is that of a group. */
+typedef struct { const act_t *x; int16_t *codes; float *scales, *sums; } Inputs;
+
+#ifdef __AVX512F__
+typedef __m512i integers;
+INLINE integers four_bits(integers codes, const int k) {
+    return _mm512_and_si512(_mm512_srli_epi16(codes, 4 * k), _mm512_set1_epi16(15));
+}
+INLINE integers eight_bits(const void *codes) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes)); }
+INLINE vector floats(integers x) { return (vector)_mm512_cvtepi32_ps(x); }
+INLINE vector halves(const void *x) { return (vector)_mm512_cvtph_ps(_mm256_loadu_si256(x)); }
+INLINE vector levels(const void *x, const int is_signed) {
+    const __m128i bytes = _mm_loadu_si128(x);
+    return floats(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+}
+#else
+typedef __m256i integers;
+INLINE integers four_bits(integers codes, const int k) {
+    return _mm256_and_si256(_mm256_srli_epi16(codes, 4 * k), _mm256_set1_epi16(15));
+}
+INLINE integers eight_bits(const void *codes) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(codes)); }
+INLINE vector floats(integers x) { return (vector)_mm256_cvtepi32_ps(x); }
+INLINE vector halves(const void *x) { return (vector)_mm256_cvtph_ps(_mm_loadu_si128(x)); }
+INLINE vector levels(const void *x, const int is_signed) {
+    const __m128i bytes = _mm_loadl_epi64(x);
+    return floats(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+}
+#endif
+
+/* sum + the products of two codes of a row with those of LANES columns. */
+INLINE integers add_codes(integers sum, const int16_t *x, integers codes) {
+    int pair;
+    memcpy(&pair, x, sizeof pair);
+#if defined(__AVX512VNNI__)
+    sum = _mm512_dpwssd_epi32(sum, codes, _mm512_set1_epi32(pair));
+#elif defined(__AVX512F__)
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(codes, _mm512_set1_epi32(pair)));
+#else
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes, _mm256_set1_epi32(pair)));
+#endif
+    __asm__("" : "+v"(sum)); /* else the compiler puts the additions off, and the products into memory */
+    return sum;
+}
+
+/* Scales or lows of LANES columns: those of a group, times those of its SUPER if there are units. */
+INLINE vector scaled(const void *scales, const void *units, long group, long super, int v, const int kind) {
+    const long column = v * LANES;
+    if (!(kind - 1 & UNITS)) return halves((const uint16_t *)scales + group * COLUMNS + column);
+    return halves((const uint16_t *)units + super * COLUMNS + column) *
+           levels((const char *)scales + group * COLUMNS + column, !(kind - 1 & LOWS));
+}
+
+/* sums [rows, COLUMNS] = rows of inputs from `row` on, times a block of a weight of a kind. */
+INLINE void sum_codes(const int rows, const int kind, const Part *p, long block, const Inputs *in, long row, long inner,
+                      float *sums) {
+    const int eight = kind - 1 & EIGHT, lows = kind - 1 & LOWS, narrow = kind - 1 & UNITS && !lows;
+    const long groups = inner / GROUP, supers = inner / SUPER, per_group = narrow ? 2 : 1; /* scales */
+    const char *codes = (const char *)p->codes + block * COLUMNS * inner / (eight ? 1 : 2);
+    const char *scales = (const char *)p->scales + block * COLUMNS * groups * per_group * (kind - 1 & UNITS ? 1 : 2);
+    const char *low = (const char *)p->lows + block * COLUMNS * groups * (kind - 1 & UNITS ? 1 : 2);
+    const uint16_t *units = (const uint16_t *)p->scale_units + block * COLUMNS * supers;
+    const uint16_t *low_units = (const uint16_t *)p->low_units + block * COLUMNS * supers;
+    memset(sums, 0, rows * COLUMNS * sizeof(float));
+    for (long group = 0; group < groups; group++)
+        for (int part = 0; part < per_group; part++) {
+            const int pairs = GROUP / 2 / per_group;
+            const int16_t *x = in->codes + row * inner + group * GROUP + part * 2 * pairs;
+            integers sum[ROWS][VECTORS], number[VECTORS];
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+                for (int v = 0; v < VECTORS; v++) sum[r][v] = (integers){0};
+#pragma GCC unroll 16
+            for (int pair = 0; pair < pairs; pair++) {
+#pragma GCC unroll 16
+                for (int v = 0; v < VECTORS; v++)
+                    if (eight)
+                        number[v] = eight_bits(codes + (pair * COLUMNS + v * LANES) * 2);
+                    else {
+                        memcpy(&number[v], codes + (pair / 4 * COLUMNS + v * LANES) * 4, sizeof(integers));
+                        number[v] = four_bits(number[v], pair % 4);
+                    }
+#pragma GCC unroll 16
+                for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+                    for (int v = 0; v < VECTORS; v++) sum[r][v] = add_codes(sum[r][v], x + r * inner + 2 * pair, number[v]);
+            }
+            codes += pairs * COLUMNS * (eight ? 2 : 1);
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; v++) {
+                const vector scale = scaled(scales, units, group * per_group + part, group * GROUP / SUPER, v, kind);
+                const vector least = lows ? scaled(low, low_units, group, group * GROUP / SUPER, v, kind) : (vector){0};
+#pragma GCC unroll 16
+                for (int r = 0; r < rows; r++) {
+                    const long at = (row + r) * groups + group;
+                    vector *total = (vector *)(sums + r * COLUMNS + v * LANES);
+                    *total += floats(sum[r][v]) * (scale * in->scales[at]);
+                    if (lows) *total -= least * in->sums[at];
+                }
+            }
+        }
+}
+
+/* The codes, scales and sums of x [count, inner], computed by all threads. */
+static void encode(const Inputs *in, long count, long inner) {
+#pragma omp for schedule(static) nowait
+    for (long group = 0; group < count * inner / GROUP; group++) {
+        float x[GROUP], largest = 0, wrong = 0;
+        int sum = 0;
+        for (int i = 0; i < GROUP; i++) x[i] = from_act(in->x[group * GROUP + i]);
+#pragma omp simd reduction(max : largest) reduction(+ : wrong)
+        for (int i = 0; i < GROUP; i++) {
+            const float size = __builtin_fabsf(x[i]);
+            largest = size > largest ? size : largest;
+            wrong += x[i] * 0.0f; /* not a number if x is not finite */
+        }
+        const float inverse = largest > 0 ? LIMIT / largest : 0;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < GROUP; i++) {
+            const int code = __builtin_rintf(x[i] * inverse);
+            in->codes[group * GROUP + i] = code;
+            sum += code;
+        }
+        in->scales[group] = largest / LIMIT + wrong;
+        in->sums[group] = in->scales[group] * sum;
+    }
+}
+
+/* The same for any number of rows up to ROWS, and any kind. */
+static void sum_quantized(int rows, const Part *p, long block, const Inputs *in, long row, long inner, float *sums) {
+    switch (p->kind * 16 + rows) {
+#define CASE(n, kind) case kind * 16 + n: sum_codes(n, kind, p, block, in, row, inner, sums); break;
+#define KINDS(n) CASE(n, 2) CASE(n, 3) CASE(n, 4) CASE(n, 6) CASE(n, 7) CASE(n, 8)
+        KINDS(1) KINDS(2) KINDS(3) KINDS(4) KINDS(5)
+#if ROWS > 5
+        KINDS(6) KINDS(7) KINDS(8) KINDS(9)
+#endif
+    }
+#undef CASE
+}

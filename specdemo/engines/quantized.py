@@ -1,0 +1,234 @@
+"""Weights of 4 and 8 bits: those of GGUF files, and those made of other weights.
+
+The numbers of a row come in groups that share a scale. A weight is `scale * code - low`, and codes are small integers.
+llama.cpp's `ggml-quants.c` has the formulas of its types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+GROUP = 32  # numbers that share a scale and a low
+NARROW = 16  # numbers that share a scale where it is a level and there are no lows
+SUPER = 256  # numbers that share a unit
+
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """A weight [outer, inner] as codes, scales and lows.
+
+    `codes` of 4 bits are 0 to 15, int32 [outer, inner / 8]; those of 8 bits are -128 to 127, int16 [outer, inner / 2].
+    The low half of each of these has the codes of even numbers, the high half those of odd ones, the first number in
+    the lowest bits. `scales` and `lows` are float16 [outer, groups], or if there are units, levels of 8 bits, which are
+    multiplied by the units of scales and of lows, float16 [outer, inner / SUPER] each. `lows` is None if all are 0.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    lows: Tensor | None = None
+    scale_units: Tensor | None = None
+    low_units: Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.codes.dtype == torch.int32 else 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.codes), self.codes.shape[1] * (8 if self.bits == 4 else 2)
+
+    @property
+    def kind(self) -> int:
+        """Which of the kinds of `quantized.h` it is."""
+        return 1 + (self.bits == 8) + 2 * (self.lows is not None) + 4 * (self.scale_units is not None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights that are not quantized."""
+        return torch.bfloat16
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts().values())
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Its tensors by their names."""
+        named = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: part for name, part in named if part is not None}
+
+    def __getitem__(self, rows: Tensor | Sequence[int] | slice) -> Quantized:
+        return Quantized(**{name: part[rows] for name, part in self.parts().items()})
+
+    def float(self) -> Tensor:
+        """The weight in float32."""
+        outer, inner = self.shape
+        scales = _times(self.scales, self.scale_units)
+        weights = self._codes().view(outer, scales.shape[1], -1) * scales[..., None]
+        if self.lows is not None:
+            weights = weights.view(outer, -1, GROUP) - _times(self.lows, self.low_units)[..., None]
+        return weights.view(outer, inner)
+
+    def _codes(self) -> Tensor:
+        if self.bits == 8:
+            return self.codes.view(torch.int8).float()
+        halves = self.codes.view(torch.int16)[..., None] >> torch.arange(0, 16, 4)  # [outer, 2 * inner / 8, 4]
+        pairs = (halves & 15).unflatten(1, (-1, 2)).transpose(2, 3)  # [outer, inner / 8, 4, 2]
+        return pairs.flatten(1).float()
+
+
+def _times(levels: Tensor, units: Tensor | None) -> Tensor:
+    """Scales or lows in float32."""
+    if units is None:
+        return levels.float()
+    return (levels.unflatten(1, (units.shape[1], -1)).float() * units.float()[..., None]).flatten(1)
+
+
+Weight: TypeAlias = Tensor | Quantized  # [outer, inner]
+
+
+def rows_of(weight: Weight, ids: Tensor) -> Tensor:
+    """Rows of a weight, as for embeddings: [T] -> [T, inner]."""
+    return weight[ids].float() if isinstance(weight, Quantized) else F.embedding(ids, weight)
+
+
+def widened(weight: Weight) -> Tensor:
+    """The numbers of a weight."""
+    return weight.float() if isinstance(weight, Quantized) else weight
+
+
+# Those of GGUF files ------------------------------------------------------------------------------------------------
+
+
+def _half(raw: Numbers) -> Numbers:
+    return raw.copy().view(np.float16)[..., 0]
+
+
+def _nibbles(raw: Numbers, run: int) -> Numbers:
+    """[..., bytes] -> [..., 2 * bytes]: of each `run` bytes the low halves, then the high ones."""
+    runs = raw.reshape(*raw.shape[:-1], -1, 1, run)
+    return np.concatenate([runs & 15, runs >> 4], axis=-2).reshape(*raw.shape[:-1], -1)
+
+
+def _levels(raw: Numbers) -> tuple[Numbers, Numbers]:
+    """The levels of scales and lows, 6 bits each: [..., 12] -> two of [..., 8]."""
+    first, second, third = raw[..., :4], raw[..., 4:8], raw[..., 8:]
+    scales = [first & 63, (third & 15) | (first >> 6) << 4]
+    return np.concatenate(scales, -1), np.concatenate([second & 63, third >> 4 | (second >> 6) << 4], -1)
+
+
+def _fifth_bits(raw: Numbers) -> Numbers:
+    """[..., 4] -> [..., 32] of 0 or 16: bit i of a little-endian number for the number i."""
+    return np.unpackbits(raw, axis=-1, bitorder="little") << 4
+
+
+def _q4_0(raw: Numbers) -> dict[str, Numbers]:
+    scales = _half(raw[..., :2])
+    return {"codes": _nibbles(raw[..., 2:], 16), "scales": scales, "lows": 8 * scales}
+
+
+def _q4_1(raw: Numbers) -> dict[str, Numbers]:
+    return {"codes": _nibbles(raw[..., 4:], 16), "scales": _half(raw[..., :2]), "lows": -_half(raw[..., 2:4])}
+
+
+def _q5_0(raw: Numbers) -> dict[str, Numbers]:
+    codes = _nibbles(raw[..., 6:], 16) | _fifth_bits(raw[..., 2:6])
+    return {"codes": codes.astype(np.int8) - 16, "scales": _half(raw[..., :2])}
+
+
+def _q5_1(raw: Numbers) -> dict[str, Numbers]:
+    codes = _nibbles(raw[..., 8:], 16) | _fifth_bits(raw[..., 4:8])
+    return {"codes": codes.astype(np.int8), "scales": _half(raw[..., :2]), "lows": -_half(raw[..., 2:4])}
+
+
+def _q8_0(raw: Numbers) -> dict[str, Numbers]:
+    return {"codes": raw[..., 2:].view(np.int8), "scales": _half(raw[..., :2])}
+
+
+def _q4_k(raw: Numbers) -> dict[str, Numbers]:
+    scales, lows = _levels(raw[..., 4:16])
+    units = {"scale_units": _half(raw[..., :2]), "low_units": _half(raw[..., 2:4])}
+    return {"codes": _nibbles(raw[..., 16:], 32), "scales": scales, "lows": lows, **units}
+
+
+def _q5_k(raw: Numbers) -> dict[str, Numbers]:
+    fifth = (raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4  # [..., groups, GROUP]
+    codes = _nibbles(raw[..., 48:], 32) | fifth.reshape(*raw.shape[:-1], SUPER)
+    rest = {name: part for name, part in _q4_k(raw).items() if name != "codes"}
+    return {"codes": codes.astype(np.int8), **rest}
+
+
+def _q6_k(raw: Numbers) -> dict[str, Numbers]:
+    upper = raw[..., 128:192].reshape(*raw.shape[:-1], 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    codes = _nibbles(raw[..., :128], 64) | (upper << 4).reshape(*raw.shape[:-1], SUPER)
+    return {
+        "codes": codes.astype(np.int8) - 32,
+        "scales": raw[..., 192:208].view(np.int8),
+        "scale_units": _half(raw[..., 208:210]),
+    }
+
+
+READERS: Mapping[str, tuple[int, int, Callable[[Numbers], dict[str, Numbers]]]] = {
+    # by the names of llama.cpp: the numbers and the bytes of a block, and what reads it
+    "Q4_0": (32, 18, _q4_0),
+    "Q4_1": (32, 20, _q4_1),
+    "Q5_0": (32, 22, _q5_0),
+    "Q5_1": (32, 24, _q5_1),
+    "Q8_0": (32, 34, _q8_0),
+    "Q4_K": (SUPER, 144, _q4_k),
+    "Q5_K": (SUPER, 176, _q5_k),
+    "Q6_K": (SUPER, 210, _q6_k),
+}
+
+
+def of_blocks(raw: NDArray[np.uint8], kind: str) -> Quantized:
+    """A weight as a GGUF file stores it, [outer, bytes of a row], in a type of `READERS`."""
+    _, size, read = READERS[kind]
+    found = read(raw.reshape(len(raw), -1, size))
+    codes = torch.from_numpy(_packed(found.pop("codes").reshape(len(raw), -1)))
+    parts = {name: torch.from_numpy(np.ascontiguousarray(part).reshape(len(raw), -1)) for name, part in found.items()}
+    return Quantized(codes=codes, **parts)
+
+
+def _packed(codes: Numbers) -> Numbers:
+    """Codes [outer, inner] of one byte as `Quantized` keeps them: those of 4 bits are unsigned."""
+    if codes.dtype == np.int8:
+        return np.ascontiguousarray(codes).view(np.int16)
+    fours = codes.reshape(len(codes), -1, 4, 2).astype(np.uint16)
+    halves = fours[:, :, 0] | fours[:, :, 1] << 4 | fours[:, :, 2] << 8 | fours[:, :, 3] << 12
+    return np.ascontiguousarray(halves).view(np.int32)[..., 0]
+
+
+# Those made of other weights ----------------------------------------------------------------------------------------
+
+
+def quantized(weight: Tensor, bits: int) -> Quantized:
+    """Round a weight [outer, inner] to 4 or 8 bits, in groups of 32 as in llama.cpp's Q4_1 and Q8_0."""
+    groups = weight.detach().float().unflatten(1, (-1, GROUP))
+    if bits == 8:
+        scales, lows = (groups.abs().amax(-1) / 127).half(), None
+    else:
+        least = groups.amin(-1)
+        scales, lows = ((groups.amax(-1) - least) / 15).half(), (-least).half()
+    shifted = groups if lows is None else groups + lows[..., None]
+    codes = (shifted / scales[..., None].float().clamp(min=torch.finfo(torch.float32).tiny)).round()
+    limits = (-127, 127) if lows is None else (0, 15)
+    kind = torch.int8 if lows is None else torch.uint8
+    whole = codes.clamp(*limits).to(kind).flatten(1).numpy()
+    return Quantized(torch.from_numpy(_packed(whole)), scales, lows)

@@ -1,0 +1,218 @@
+"""Weights of 4 and 8 bits: read as llama.cpp reads them, multiplied to the same bits in every pass, kept as stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, dequantize
+from transformers import PreTrainedTokenizerFast
+
+from specdemo.drafters.heads.files import save_head
+from specdemo.engines.cpu.library import PackedLinear, library_for
+from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, of_blocks, quantized, widened
+from specdemo.models import loaded as loading
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.sources import Gguf
+from specdemo.racing.race import start
+from specdemo.types import BadInput, DraftOutcome, Settings
+
+from .checkpoints import blocks_of, preset_of, save, tiny, write_gguf
+from .toys import copying, decode, ids_of, rounds_of, untrained_heads
+
+LIBRARY = library_for(torch.bfloat16)
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no gcc, or a CPU without AVX2")
+
+OUTER, INNER = 200, 512  # not whole blocks of columns
+NEW_TOKENS = 24
+KINDS = {  # of a Q4_K_M file and others: the parts of a product differ
+    **{"token_embd": "Q6_K", "attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_K"},
+    **{"ffn_gate": "Q4_1", "ffn_up": "Q5_0", "ffn_down": "Q8_0"},
+}
+
+
+def stored(kind: str) -> tuple[Quantized, torch.Tensor]:
+    """A weight as it is read, and its numbers as gguf has them."""
+    raw = blocks_of(np.random.default_rng(0).standard_normal((OUTER, INNER), np.float32), kind)
+    return of_blocks(raw, kind), torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind]))
+
+
+def packed(*weights: Weight, bias: torch.Tensor | None = None, parts: int = 1) -> PackedLinear:
+    assert LIBRARY is not None
+    return PackedLinear(LIBRARY, weights, bias, parts)
+
+
+def inputs(rows: int = 9) -> torch.Tensor:
+    x = torch.randn(rows, INNER, generator=torch.Generator().manual_seed(1))
+    x[:, ::37] *= 30  # some numbers are much larger than the others, as in large models
+    return x.to(packed(torch.zeros(1, INNER).bfloat16()).dtype)
+
+
+def test_every_kind_of_the_library_is_tested() -> None:
+    assert {stored(kind)[0].kind for kind in READERS} == {2, 3, 4, 6, 7, 8}  # the cases of `sum_quantized`
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_type_of_gguf_files_is_read_as_gguf_reads_it(kind: str) -> None:
+    weight, numbers = stored(kind)
+    assert torch.equal(weight.float(), numbers)
+    assert weight.shape == (OUTER, INNER)
+    some = [3, 0, 150]
+    assert torch.equal(weight[some].float(), numbers[some])
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_product_is_that_of_the_numbers_and_its_rows_are_the_same_bits_in_every_pass(kind: str) -> None:
+    weight, numbers = stored(kind)
+    product, x, bias = packed(weight, bias=torch.ones(OUTER)), inputs(), torch.ones(OUTER)
+    exact = x.double() @ numbers.double().T + bias
+    together = product(x)
+    sizes, weights = x.double().abs(), numbers.double().abs().T
+    largest = sizes.unflatten(1, (-1, GROUP)).amax(-1).repeat_interleave(GROUP, 1)
+    rounding = 2.0**-8 * exact.abs() if x.dtype == torch.bfloat16 else 2.0**-20 * (sizes @ weights)
+    assert ((together - exact).abs() <= largest @ weights / 65534 + rounding).all()
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8):
+        assert torch.equal(torch.cat([product(part) for part in x.split(rows)]), together), rows
+
+
+def test_the_parts_of_a_product_may_be_of_different_kinds() -> None:
+    whole = torch.randn(OUTER, INNER).bfloat16()
+    weights: list[Weight] = [stored("Q4_K")[0], whole, stored("Q6_K")[0]]
+    together = packed(*weights, parts=6)
+    x = inputs()
+    assert together.sizes == (6, OUTER // 2, INNER)
+    assert torch.equal(together(x), torch.cat([packed(weight)(x) for weight in weights], -1))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_hidden(wrong: float) -> None:
+    x = inputs(3)
+    x[1, 5] = wrong
+    out = packed(stored("Q4_K")[0])(x)
+    assert out[1].isnan().all()
+    assert out[[0, 2]].isfinite().all()
+
+
+def test_rows_of_zeros_give_zeros() -> None:
+    assert torch.equal(packed(stored("Q8_0")[0])(torch.zeros_like(inputs(2))).float(), torch.zeros(2, OUTER))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_is_rounded_by_half_a_step(bits: int) -> None:
+    weight = torch.randn(OUTER, INNER)
+    weight[7] = 0
+    weight[8, :GROUP] = 3.0
+    rounded = quantized(weight, bits)
+    steps = rounded.scales.float().repeat_interleave(GROUP, 1)
+    assert ((rounded.float() - weight).abs() <= 0.5 * steps + 2e-3 * weight.abs().amax(1, keepdim=True)).all()
+    assert 8 * rounded.nbytes / weight.numel() == {4: 5.0, 8: 8.5}[bits]
+
+
+# In models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["stored", "int8", "int4"])
+def loaded(
+    request: pytest.FixtureRequest, cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Iterator[Loaded]:
+    """A model with weights of such a type, and untrained heads."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "initializer_range": 0.1,
+    }
+    model = tiny("llama", len(tokenizer), tie_word_embeddings=request.param == "stored", **sizes)
+    heads = untrained_heads(len(tokenizer), 256, layers=2, heads=4, draft_vocab=len(tokenizer) - 20)
+    files = {kind: tmp_path / f"{kind}.safetensors" for kind in heads}
+    for kind, head in heads.items():
+        save_head(head, files[kind], {})
+    if request.param == "stored":
+        write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=KINDS)
+        source: Any = Gguf(str(tmp_path / "tiny.gguf"))
+    else:
+        source = save(model, tokenizer, tmp_path / "model")
+    ready = load(preset_of(source, heads=files), request.param, "cpu")
+    yield ready
+    ready.release()
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@torch.inference_mode()
+def test_a_model_computes_with_its_numbers(loaded: Loaded) -> None:
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    model = loaded.model.float()
+    assert loaded.engine == "native"
+    runner = loaded.target_runner(64)
+    ids = [*prompt, 5, 6, 7]
+    wanted = model(torch.tensor([ids])).logits[0, len(prompt) - 1 :]
+    got = torch.cat([runner.prefill(prompt), runner.forward([5, 6, 7])])
+    lost = 2e-2 if loaded.dtype == torch.bfloat16 else 1e-3
+    assert (got - wanted).abs().max() < lost * wanted.abs().max()
+    packed_bits = 8 * loaded.placement["cpu"] / sum(weight.numel() for weight in model.parameters())
+    assert packed_bits < {"stored": 9, "int8": 9.1, "int4": 5.2}[loaded.environment()["weights_dtype"]]
+
+
+def test_drafts_change_no_token(loaded: Loaded) -> None:
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    became = set()
+    for temperature in (0.0, 0.8):
+        settings = Settings(k=4, temperature=temperature, seed=3, max_new_tokens=NEW_TOKENS)
+        alone = ids_of(list(start(loaded, "none", prompt, settings)))
+        assert len(set(alone)) >= 5, "a text that says too little"
+        runner = loaded.target_runner(len(prompt) + NEW_TOKENS)
+        drafter = copying([*prompt, *alone], runner.vocab_size)
+        events = list(decode(runner, drafter, prompt, settings, loaded.eos_ids))
+        assert ids_of(events) == alone
+        became |= {token.outcome for event in rounds_of(events) for token in event.drafted}
+        for kind in loaded.parts.head_files:  # their embeddings and outputs are those of the target
+            assert ids_of(list(start(loaded, kind, prompt, settings))) == alone, kind
+    assert {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED} <= became
+
+
+@torch.inference_mode()
+def test_a_file_kept_as_stored_has_the_numbers_of_one_that_was_converted(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Rows of queries and keys are in another order in the file, and the head is tied."""
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=True)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=KINDS)
+    preset = preset_of(Gguf(str(tmp_path / "tiny.gguf")))
+    as_stored, converted = (load(preset, dtype, "cpu") for dtype in ("stored", "float32"))
+    ours, theirs = (dict(one.model.state_dict()) for one in (as_stored, converted))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        assert torch.equal(weight.bfloat16(), theirs[name].bfloat16()), name
+    assert len([entry for entry in cache.glob("*-stored-v*") if entry.is_dir()]) == 1
+    again = load(preset, "stored", "cpu")
+    prompt = again.encode("the cat sat on the mat", raw=True)
+    assert torch.equal(again.target_runner(64).prefill(prompt), as_stored.target_runner(64).prefill(prompt))
+    for one in (as_stored, converted, again):
+        one.release()
+
+
+def test_what_cannot_be_quantized_is_refused_in_a_sentence(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tiny("gpt2", len(tokenizer)), tokenizer, tmp_path / "gpt2")
+    with pytest.raises(BadInput, match=r"^The weights of GPT-2 cannot be int8 here: choose another dtype\.$"):
+        load(preset_of(folder), "int8", "cpu")
+    monkeypatch.setattr(loading, "library_for", lambda dtype: None)
+    with pytest.raises(BadInput, match=r"^The dtype stored needs gcc and a CPU with AVX2\.$"):
+        load(preset_of(folder), "stored", "cpu")
+    with pytest.raises(BadInput, match=r"^The dtype int4 is for a CPU; a GPU reads the quantized models of the hub\.$"):
+        loading.check_dtype(torch.quint4x2, torch.device("cuda"))
+
+
+def test_embeddings_are_looked_up_by_rows() -> None:
+    weight, numbers = stored("Q6_K")
+    ids = torch.tensor([5, 5, 199])
+    assert torch.equal(widened(weight)[ids], numbers[ids])
