@@ -1,0 +1,51 @@
+"""A real model of another family than Llama: windows, two rotations, norms after each product, GGUF's Q5_0 and Q8_0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdemo.engines.cpu.library import library_for
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.presets import load_presets
+from specdemo.racing.race import start
+from specdemo.types import Settings
+
+from .toys import generated, ids_of
+
+PRESETS = Path(__file__).parents[1] / "presets"
+PROMPT = "The history of the city of Paris begins"
+NEW_TOKENS = 48
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "stored"])
+def gemma(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    if library_for(torch.bfloat16) is None:
+        pytest.skip("no gcc, or a CPU without AVX2")
+    presets, broken = load_presets(PRESETS)
+    assert not broken
+    loaded = load(presets["gemma-3-270m"], request.param, "cpu")
+    yield loaded
+    loaded.release()
+
+
+def test_it_runs_in_c_and_writes_the_text_of_generate(gemma: Loaded) -> None:
+    assert gemma.engine == "native"
+    assert gemma.exact_tree_rows
+    prompt = gemma.encode(PROMPT, raw=True)
+    alone = ids_of(list(start(gemma, "none", prompt, Settings(k=0, max_new_tokens=NEW_TOKENS))))
+    if gemma.dtype == torch.float32:
+        assert alone == generated(gemma.model.float(), prompt, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "lookahead"])
+def test_drafts_change_no_token(gemma: Loaded, drafter: str, temperature: float) -> None:
+    prompt = gemma.encode(PROMPT, raw=True)
+    settings = Settings(k=4, temperature=temperature, seed=7, max_new_tokens=NEW_TOKENS)
+    alone, drafted = (ids_of(list(start(gemma, name, prompt, settings))) for name in ("none", drafter))
+    assert drafted == alone
