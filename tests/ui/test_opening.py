@@ -36,7 +36,7 @@ CAPTIONS = [  # in their order, one at a time
     "The drafter, a small, fast helper, guesses the next tokens.",
     CHECKS,
     "It keeps each guess it would have written: accepted.",
-    "The first wrong guess is rejected; the target's own token replaces it: resampled. "
+    "The first wrong guess is rejected; the target's own token replaces it: corrected. "
     "Later guesses are dropped: untested.",
     "The drafter, a small, fast helper, guesses the next tokens.",
     CHECKS,

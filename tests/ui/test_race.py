@@ -19,6 +19,7 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import Entry, read_trace
 from specdemo.racing.verdict import numbers
+from specdemo.types import DraftOutcome
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
@@ -136,19 +137,41 @@ def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> N
     assert page.locator(".sd-model").inner_text() == "Scripted 135M"
 
 
-def test_the_strip_shows_the_draft_of_every_round_along_the_text(page: Page, script: Script) -> None:
+PAINTED = """([lane, stacks]) => {  // the passes of a lane's strip, and how many squares stand above each
+    const { passes, scale, canvas, height: whole } = specdemo.race.lanes[lane].strip, base = whole - 8;
+    const dots = window.devicePixelRatio, brush = canvas.getContext("2d");
+    const { data, width } = brush.getImageData(0, 0, canvas.width, canvas.height);
+    const opaque = (x, y) => data[4 * (Math.floor(y * dots) * width + Math.floor(x * dots)) + 3] > 0;
+    return passes.map(({ reads, to }, at) => {
+        const x = reads * scale + 0.5, height = Math.min(4, base / stacks[at]);
+        const squares = Array.from({ length: stacks[at] + 1 }, (_, i) => opaque(x, base - (i + 0.5) * height));
+        return [to - reads, opaque(x, base + 4), squares.lastIndexOf(true) + 1];
+    });
+}"""
+
+
+def test_the_strip_shows_every_pass_to_scale_with_its_tokens_and_opens_its_round(page: Page, script: Script) -> None:
     page.check("#auto input")
     fill(page, max_new_tokens=40)
     run(page, "one two three four five six seven")
-    strip = page.locator("[data-lane=speculative] .sd-drafts canvas")
-    columns = strip.evaluate("""canvas => {
-        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-        const height = (x) => Array.from({ length: canvas.height }, (_, y) => data[4 * (y * canvas.width + x) + 3]);
-        return Array.from({ length: canvas.width }, (_, x) => height(x).filter((alpha) => alpha > 0).length);
-    }""")
-    rounds = [e.event for e in script.entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
-    assert columns == [0, *(len(event.drafted) for event in rounds for _ in event.emitted)]
-    expect(page.locator("[data-lane=plain] .sd-drafts")).to_be_hidden()
+    scales = set()
+    for lane in (PLAIN, SPECULATIVE):
+        rounds = [e.event for e in script.entries if e.lane == lane and isinstance(e.event, Round)]
+        discarded = [[t for t in e.drafted if t.outcome is not DraftOutcome.ACCEPTED] for e in rounds]
+        stacks = [len(left) + len(e.emitted) for left, e in zip(discarded, rounds, strict=True)]
+        painted = page.evaluate(PAINTED, [lane, stacks])
+        assert [stack for _, _, stack in painted] == stacks
+        assert all(block for _, block, _ in painted)
+        widths = [event.seconds - (event.draft_seconds or 0) for event in rounds]
+        assert [width for width, _, _ in painted] == pytest.approx(widths, abs=1e-4)
+        scales.add(page.evaluate("lane => specdemo.race.lanes[lane].strip.scale", lane))
+    assert len(scales) == 1
+    third = page.evaluate(
+        "(({ passes, scale }) => (passes[2].to - 1e-4) * scale)(specdemo.race.lanes.speculative.strip)"
+    )
+    page.locator("[data-lane=speculative] .sd-strip").click(position={"x": third, "y": 42})
+    page.locator(".sd-replay .sd-step:not([hidden])").wait_for()
+    assert page.evaluate("specdemo.replay.step.at") == 2
 
 
 def test_a_difference_is_shown_with_its_place_and_gap(page: Page, script: Script) -> None:

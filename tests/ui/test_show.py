@@ -164,6 +164,9 @@ def test_it_goes_on_round_by_round(moving: Open, script: Script) -> None:
     page.click("#race .sd-next")
     tick(page, 5)
     assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:3], SPECULATIVE)
+    alone, drafted = page.evaluate("Object.values(specdemo.race.lanes).map(({ tokens }) => tokens)")
+    assert drafted > alone
+    assert page.locator("#race .sd-speed").inner_text().startswith(f"+{drafted - alone}\ntokens ahead")
     for _ in rounds:
         tick(page, 5)
         page.keyboard.press("n")
@@ -193,6 +196,7 @@ def test_another_race_ends_the_show(moving: Open, script: Script) -> None:
     assert len(script.races) == 2
 
 
+@pytest.mark.slow
 def test_what_is_not_measured_yet_is_waited_for(first: Open, script: Script) -> None:
     page = first("&max_new_tokens=24", pace="real")
     script.gate.clear()

@@ -49,6 +49,7 @@ def test_a_tokens_text_is_read_behind_the_one_it_follows() -> None:
     assert spans.drafted == ("", "é", "è", "x")
 
 
+@pytest.mark.slow
 def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script: Script) -> None:
     page = visit(TREE + "&lane2=prompt-lookup&k2=tree-8&lane3=ngram&k3=2")
     box, k = page.locator("#tree input"), page.locator("#k input[type=number]")

@@ -9,7 +9,7 @@ export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, besid
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [
   ["a", "accepted", "The drafter proposed it and it passed the target's test."],
-  ["r", "resampled", "A drafted token was rejected, so the target drew this one in its place."],
+  ["r", "corrected", "The target's own token, in the place of a drafted one that it rejected. Papers call it resampled."],
   ["b", "bonus", "Every drafted token of the round passed, so the same pass gave the target's next token for free."],
   ["t", "target", "The target wrote it by itself: nothing was drafted for it."],
   ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],

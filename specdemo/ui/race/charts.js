@@ -7,7 +7,7 @@ const FIGURES = [
   ["draft_efficiency", "Draft efficiency", sd.percent,
     "Accepted / drafted: of all drafted tokens, how many were used. Those after a rejected one are lost, so it falls as K grows."],
   ["tokens_per_round", "Tokens per round", (value) => sd.number(value, 2),
-    "How many tokens one pass of the target wrote on average, the resampled or bonus token included. Without a drafter it is 1."],
+    "How many tokens one pass of the target wrote on average, the corrected or bonus token included. Without a drafter it is 1."],
 ];
 const LANES = [["plain", "alone"], ["drafted", "drafted"]];
 const TABLE = [

@@ -1,12 +1,10 @@
 // One lane of an arena: its pane and the head above it.
 import * as sd from "../assets/page.js";
-import { depth, isEmitted, isTree, likeliest, walk } from "./tree.js";
+import { Strip } from "./strip.js";
+import { isEmitted, isTree, likeliest, walk } from "./tree.js";
 
 const ALONE = "In each pass, the target writes one token.";
 const DRAFTED = "In each pass, the target checks several of the drafter's guesses.";
-const MAX_K = 16;
-const MAX_STRIP = 4096; // px; a longer text shares them
-const DRAFTS = ["The draft of each round", "The height of a bar is the length of the draft; in a tree, of its longest branch. The dark part was accepted. The bars follow the text."];
 const PASSES = ["Passes", "How often the target ran, including the pass that reads the prompt. A pass takes nearly the same time for one token as for several."];
 const READ = "Weights read";
 const MEMORY = "Share of the memory's speed";
@@ -23,8 +21,8 @@ export class Lane {
     this.node = sd.clone("sd-lane").firstElementChild;
     Object.assign(this.node.dataset, { lane: name, place });
     this.parts = sd.parts(this.node);
-    const { pane, text, drafts, passCount } = this.parts;
-    drafts.sdWhy = DRAFTS;
+    const { pane, text, strip, passCount } = this.parts;
+    this.strip = new Strip(strip, (at) => this.node.dispatchEvent(new CustomEvent("round", { bubbles: true, detail: at })));
     passCount.sdWhy = PASSES;
     this.guesses = sd.make("span", "sd-guesses");
     this.title(place ? "With a drafter" : "Target alone");
@@ -48,7 +46,7 @@ export class Lane {
     Object.assign(this, { passes: 0, tokens: 0, drafted: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
     this.parts.text.replaceChildren();
-    this.clearDrafts();
+    this.strip.clear();
     const [none, most, clock] = max ? ["0", `of ${max} tokens`, "0.00 s"] : ["–", "tokens", "–"];
     const shown = { state: "", rate: "–", read: "–", passes: none, tokens: none, passWord: "passes", most, clock, drafted: "" };
     for (const [part, text] of Object.entries(shown)) this.parts[part].textContent = text;
@@ -73,6 +71,7 @@ export class Lane {
       this.drafted += row[2].some(([, code]) => !code) ? NaN : row[1]; // a server may not tell
       if (isTree(row[2])) this.nodes = "nodes";
     }
+    this.strip.take(event);
     if (row) this.events.push([row, ends]);
     this.at = at;
     this.figures = figures ?? this.figures;
@@ -95,10 +94,7 @@ export class Lane {
   draw(still) {
     if (this.events.length) {
       const fragment = document.createDocumentFragment();
-      for (const [row, ends] of this.events) {
-        fragment.append(this.round(row, ends));
-        this.drawDrafts(row);
-      }
+      for (const [row, ends] of this.events) fragment.append(this.round(row, ends));
       if (still) for (const ghost of fragment.querySelectorAll(".sd-ghost")) ghost.classList.add("sd-still");
       this.events = [];
       this.guesses.remove();
@@ -160,27 +156,6 @@ export class Lane {
     memory.sdWhy = known && [MEMORY, `A pass reads all weights from memory, so it cannot be faster than the memory. Right after the race the memory read ${gigabytes(rate)} GB/s. The passes of this lane read at ${size} of that.`];
     if (known) memory.tabIndex = 0;
     else memory.removeAttribute("tabindex");
-  }
-
-  /** The strip under the text: a pixel for each token, emitted or drafted, which the browser stretches. */
-  clearDrafts() {
-    const { drafts } = this.parts;
-    drafts.width = Math.min(this.max || 1, MAX_STRIP); // this also wipes it
-    drafts.height = MAX_K;
-    this.brush = drafts.getContext("2d");
-    this.brush.fillStyle = getComputedStyle(drafts).color;
-    this.written = 0;
-  }
-
-  drawDrafts([, , tokens]) {
-    const wide = this.parts.drafts.width / (this.max || 1);
-    const accepted = tokens.filter(([, code]) => code === "a").length;
-    const emitted = tokens.filter((token) => token[1] && isEmitted(token)).length;
-    for (const [height, alpha] of [[depth(tokens), 0.4], [accepted, 1]]) {
-      this.brush.globalAlpha = alpha;
-      this.brush.fillRect(this.written * wide, MAX_K - height, emitted * wide, height);
-    }
-    this.written += emitted;
   }
 
   /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. Those that were

@@ -15,7 +15,7 @@ const CAPTIONS = [
   ["The drafter, a small, fast helper, guesses the next tokens."],
   ["One pass of the target checks them all. It takes little longer than for one token: each pass reads all weights once."],
   ["It keeps each guess it would have written: ", ["a", "accepted"], "."],
-  ["The first wrong guess is ", ["x", "rejected"], "; the target's own token replaces it: ", ["r", "resampled"], ". Later guesses are dropped: ", ["u", "untested"], "."],
+  ["The first wrong guess is ", ["x", "rejected"], "; the target's own token replaces it: ", ["r", "corrected"], ". Later guesses are dropped: ", ["u", "untested"], "."],
   ["If all are right, the same pass gives one more token: ", ["b", "bonus"], "."],
 ];
 const ENDS = ["So the target writes exactly the same text in fewer passes and less time."];

@@ -7,6 +7,7 @@ import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
 import { PACE, PACES, Show, still } from "./show.js";
+import { scaleOf } from "./strip.js";
 import { tooltips } from "./tooltip.js";
 import { Wall, readersOf } from "./wall.js";
 
@@ -35,6 +36,7 @@ const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
 export class Race extends Job {
   kind = "race";
+  measure = "speed-up"; // what its large number is after a race
 
   constructor(element, trigger, server) {
     super();
@@ -80,6 +82,12 @@ export class Race extends Job {
       link: () => this.trigger("link"),
     };
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
+    this.root.addEventListener("round", ({ detail: at }) => this.openRound(at));
+  }
+
+  /** Step through the round that ends at a time. */
+  openRound(at) {
+    if (!this.parts.again.disabled) page.showReplay(at);
   }
 
   /** The page is open: the arena goes to its place there, if it has begun in front of it, see ahead.js. */
@@ -254,6 +262,7 @@ export class Race extends Job {
     else this.lay([["plain", "Target alone"], ...draftedLanes(request)]);
     for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
     this.due = 0;
+    this.scale = null;
     const { k, tree, temperature } = request.settings;
     const [drafts, many] = [request.drafter !== "none", this.drafted.length];
     const one = many === 1 || this.wall;
@@ -292,9 +301,17 @@ export class Race extends Job {
     for (const [name, share] of Object.entries(shares)) this.lanes[name]?.tellMemory(share, rate);
   }
 
+  /** How many tokens the best lane with a drafter is ahead of the other: a ratio would drift until the end. */
+  lead(tokens) {
+    if (tokens === null) return this.speed(null);
+    sd.put(this.parts.ratio, `${tokens < 0 ? "−" : "+"}${Math.abs(tokens)}`);
+    sd.put(this.parts.measure, tokens < 0 ? "tokens behind" : "tokens ahead");
+  }
+
   /** Only the verdict knows what is noise: until then nothing is called slower. */
   speed(ratio, slower = false) {
-    this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
+    sd.put(this.parts.ratio, ratio ? `${ratio.toFixed(2)}×` : "–");
+    sd.put(this.parts.measure, this.measure);
     this.parts.ratio.toggleAttribute("data-slower", slower);
   }
 
@@ -317,9 +334,14 @@ export class Race extends Job {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
     const calm = this.show.measures || (this.is("opening") && this.opening.leads);
+    const strips = lanes.map(({ strip }) => strip);
+    this.scale = scaleOf(strips, this.scale);
+    for (const strip of strips) strip.draw(this.scale);
     for (const lane of lanes) lane.draw(calm);
     if (this.is("running", "showing", "opening", "opened") && now >= this.due) this.drawFigures(now);
-    for (const lane of lanes) lane.scroll(); // after everything else: it makes the browser lay out what has changed
+    // After everything else: it makes the browser lay out what has changed.
+    for (const lane of lanes) lane.scroll();
+    for (const strip of strips) strip.scroll(this.is("ended", "opened"));
   }
 
   drawFigures(now) {
@@ -329,9 +351,15 @@ export class Race extends Job {
     for (const [code, node] of Object.entries(this.legendCounts)) {
       sd.put(node, String(drafted.reduce((sum, { counts }) => sum + counts[code], 0)));
     }
-    if (this.wall) return this.speed(this.wall.drawFigures());
+    const races = this.is("running", "showing", "opening");
+    if (this.wall) {
+      const ratio = this.wall.drawFigures();
+      return races ? this.lead(ratio && this.wall.lead) : this.speed(ratio);
+    }
     const ratios = Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, speedUp(lanes.plain, lane)]));
-    this.speed(Math.max(...Object.values(ratios)) || null);
+    const best = Math.max(...Object.values(ratios)) || null;
+    if (races) this.lead(best && Math.max(...drafted.map(({ tokens }) => tokens)) - lanes.plain.tokens);
+    else this.speed(best);
     if (!Object.values(lanes).every(({ figures }) => figures)) return;
     this.charts.show(Object.fromEntries(Object.entries(lanes).map(([name, { figures }]) => [name, figures])), ratios, false);
   }

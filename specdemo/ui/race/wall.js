@@ -30,6 +30,12 @@ export class Wall {
     this.groups = { plain, speculative };
   }
 
+  /** How many tokens all readers with a drafter are ahead of those without. */
+  get lead() {
+    const [alone, drafted] = this.blocks.map(({ lanes }) => sum(lanes, ({ tokens }) => tokens));
+    return drafted - alone;
+  }
+
   /** The speed of all readers together and of each, by default of what is shown so far. Returns the speed-up, if any. */
   drawFigures(rates = this.blocks.map(({ lanes }) => sum(lanes, ({ rate }) => rate))) {
     this.blocks.forEach(({ all, each }, place) => {

@@ -45,9 +45,11 @@ class Replay {
     this.race = new Race(this.parts.replayed, () => {}, server);
     this.show = this.race.show;
     this.show.moved = () => this.moved();
-    element.querySelector(".sd-speed span").textContent = "speed-up, recorded";
+    this.race.measure = "speed-up, recorded";
+    this.race.speed(null);
     this.step = new Step(this);
     this.race.parts.panes.after(this.step.node);
+    this.race.openRound = (at) => this.openRound(at);
     this.which = this.parts.which;
     this.chosen = ""; // what is shown, by its name in the list
     this.fill(props.recordings);
@@ -158,6 +160,15 @@ class Replay {
     this.end = this.parts.scrub.max = this.show.horizon;
     this.ready(true);
     this.jump(0);
+    if (page.replayRound) this.openRound(page.replayRound);
+    page.replayRound = null;
+  }
+
+  /** Step through the round that ends at a time. */
+  openRound(at) {
+    this.pause();
+    this.jump(at);
+    this.step.show();
   }
 
   tell() {
@@ -278,8 +289,9 @@ class Replay {
   }
 }
 
-/** Open the tab with the race that was run last. */
-page.showReplay = () => {
+/** Open the tab with the race that was run last; `at` is when the round to be stepped through ends. */
+page.showReplay = (at = null) => {
+  page.replayRound = at;
   const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
   tabs.find((tab) => tab.textContent.trim() === "Replay").click();
   page.replayLast = true; // for a tab that has not been opened before

@@ -118,7 +118,7 @@ export class Step {
     for (let place = 0; place < this.tested; place++) {
       steps.push({ name: `test ${place + 1}`, place, draw: () => this.drawTest(place) });
     }
-    const kind = { r: this.greedy || this.matches ? "resampled" : "residual", b: "bonus", t: "target" }[this.last?.[1]];
+    const kind = { r: this.greedy || this.matches ? "corrected" : "residual", b: "bonus", t: "target" }[this.last?.[1]];
     if (kind) steps.push({ name: kind, place: this.draft.length, draw: () => this.drawLast() });
     return steps;
   }

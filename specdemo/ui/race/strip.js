@@ -1,0 +1,99 @@
+// The passes of a lane to scale: each is as wide as it took, and so is its draft before it. Above it are its tokens.
+import { isEmitted } from "./tree.js";
+
+const PASS = 9; // px that a pass of the first lane takes
+const WIDEST = 8000; // px of a strip; in a longer race every pass takes less
+const [BLOCK, DRAFT, TOKEN] = [8, 3, 4]; // px
+const KNOWN = 4; // passes from which the scale is taken
+const WHY = ["The passes, to scale", "A block is a pass of the target, as wide as it took. The line before it is the draft. Above it are the tokens that it gave, and pale those that it discarded. All lanes have the same scale. Press a block to step through its round."];
+
+/** Pixels for a second, the same for all lanes; null before enough is known. */
+export const scaleOf = (strips, before) => {
+  const { passes } = strips.find((one) => one.passes.length >= KNOWN) ?? { passes: [] };
+  const widths = passes.map(({ reads, to }) => to - reads).sort((a, b) => a - b);
+  const scale = before ?? PASS / widths[Math.floor(widths.length / 2)]; // not a number if nothing is known
+  const longest = Math.max(0, ...strips.map((one) => one.end));
+  return scale > 0 ? Math.min(scale, WIDEST / longest) : null;
+};
+
+export class Strip {
+  /** `open` is called with the time at which the round of a pressed block ends. */
+  constructor(node, open) {
+    Object.assign(this, { node, canvas: node.firstElementChild });
+    node.sdWhy = WHY;
+    node.addEventListener("click", ({ clientX }) => {
+      const second = (clientX - this.canvas.getBoundingClientRect().left) / this.scale;
+      const pressed = this.passes.find(({ to }) => second <= to);
+      if (pressed) open(pressed.at);
+    });
+    node.addEventListener("keydown", ({ key }) => key === "Enter" && this.passes.length && open(this.passes.at(-1).at));
+    this.clear();
+  }
+
+  clear() {
+    Object.assign(this, { passes: [], drawn: 0, scale: null, began: null });
+    this.canvas.width = 0;
+    this.canvas.style.width = "0";
+  }
+
+  /** Seconds after the first token at which the last pass ended. */
+  get end() {
+    return this.passes.at(-1)?.to ?? 0;
+  }
+
+  take({ row, at, seconds, merged = 1 }) {
+    if (!seconds) this.began ??= at; // the first token came with the prompt's pass
+    if (!seconds || this.began === null) return;
+    const [, , tokens] = row;
+    const [draft, , all] = seconds.map((one) => (one ?? 0) / merged);
+    const codes = [...tokens].sort((a, b) => isEmitted(b) - isEmitted(a)).map((token) => (isEmitted(token) ? token[1] : "-"));
+    for (let pass = 0; pass < merged; pass++) {
+      const to = at - this.began - (merged - 1 - pass) * all;
+      const own = merged > 1 ? [codes[Math.floor((pass * codes.length) / merged)]] : codes;
+      this.passes.push({ from: to - all, reads: to - all + draft, to, at, codes: own });
+    }
+  }
+
+  /** Draw what is new, at the scale of all lanes. */
+  draw(scale) {
+    if (!scale) return;
+    const { canvas, passes } = this;
+    const dots = window.devicePixelRatio || 1;
+    const wide = this.end * scale;
+    if (scale !== this.scale || wide * dots > canvas.width) {
+      const room = Math.ceil(Math.min(WIDEST, Math.max(this.node.clientWidth, 2 * wide)));
+      this.height = this.node.clientHeight;
+      Object.assign(canvas, { width: room * dots, height: this.height * dots });
+      Object.assign(canvas.style, { width: `${room}px`, height: `${this.height}px` });
+      Object.assign(this, { scale, drawn: 0, brush: canvas.getContext("2d") });
+      this.brush.scale(dots, dots);
+      const style = getComputedStyle(canvas);
+      const colour = (name) => style.getPropertyValue(`--sd-${name}`);
+      this.colours = { a: colour("a"), r: colour("r"), b: colour("b"), "-": colour("x"), pass: colour("lane"), other: colour("soft") };
+    }
+    for (; this.drawn < passes.length; this.drawn++) this.block(passes[this.drawn]);
+  }
+
+  block({ from, reads, to, codes }) {
+    const { brush, scale, colours } = this;
+    const base = this.height - BLOCK;
+    const fill = (colour, x, y, width, height) => {
+      brush.fillStyle = colour;
+      brush.fillRect(x, y, width, height);
+    };
+    const width = Math.max(1, (to - reads) * scale - 1);
+    fill(colours.other, from * scale, base + (BLOCK - DRAFT) / 2, (reads - from) * scale, DRAFT);
+    fill(colours.pass, reads * scale, base, width, BLOCK);
+    const height = Math.min(TOKEN, base / codes.length);
+    codes.forEach((code, at) => {
+      brush.globalAlpha = code === "-" ? 0.35 : 1;
+      fill(colours[code] ?? colours.other, reads * scale, base - (at + 1) * height, width, height - 1);
+    });
+    brush.globalAlpha = 1;
+  }
+
+  /** So that the newest pass is in sight, or after a race the first ones. */
+  scroll(ended) {
+    this.node.scrollLeft = ended ? 0 : this.end * this.scale - this.node.clientWidth;
+  }
+}
