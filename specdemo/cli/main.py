@@ -30,6 +30,7 @@ from .options import (
     AsJson,
     Decoding,
     Device,
+    DType,
     LaneNames,
     ModelsOrEager,
     ReaderCount,
@@ -101,9 +102,10 @@ def serve(
     ] = None,
     open_: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
     auth: Annotated[Path | None, Option("--auth", help="Ask for a login: a file with lines of user:password.")] = None,
+    dtype: DType = "auto",
 ) -> None:
     """Serve the page, as `python app.py` does."""
-    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth)
+    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth, dtype)
 
 
 @app.command()

@@ -46,12 +46,13 @@ class Backend:
     report: Callable[[Preset], Any]  # a `models.report.Report`
 
 
-def real_backend() -> Backend:
-    """The real models. Transformers is imported when it is needed, so that the page opens sooner."""
+def real_backend(dtype: str | None = None) -> Backend:
+    """The real models, with weights of this type. Transformers is imported when it is needed, so that the page opens
+    sooner."""
     from ..racing import batch, race, summary
 
     def load(preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
-        loaded = import_quickly("specdemo.models.loaded").load(preset, progress=progress, instead_of=instead_of)
+        loaded = import_quickly("specdemo.models.loaded").load(preset, dtype, progress=progress, instead_of=instead_of)
         try:
             race.costs_of(loaded, Settings(k=preset.defaults.k, temperature=preset.defaults.temperature))
         except BaseException:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
+from ..models.presets import DTYPES, find_preset, fitting_first, load_presets, load_prompts
 from ..types import BadInput
 from .budgets import Budgets
 from .engine import Engine, real_backend
@@ -25,6 +25,7 @@ def serve(
     host: str | None = None,
     open_browser: bool = False,
     auth: Path | None = None,
+    dtype: str = "auto",
 ) -> None:
     """Serve the page until the process ends.
 
@@ -33,9 +34,13 @@ def serve(
         port: by default the first free one from 7860 on, or `GRADIO_SERVER_PORT`.
         host: by default the page is for this machine alone, or at `GRADIO_SERVER_NAME`. A Space sets its own address.
         auth: a file that says who may log in, see `read_logins`; without it there is no login.
+        dtype: of the weights of all presets, see `loaded.load`.
     Raises:
-        BadInput: there is no such preset or none at all, the address cannot be served at, or `auth` cannot be read.
+        BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, or `auth`
+            cannot be read.
     """
+    if dtype not in ("auto", *DTYPES):
+        raise BadInput(f"There is no dtype called {dtype!r}. Choose one of: auto, {', '.join(DTYPES)}.")
     logins = read_logins(auth) if auth else None
     presets, notes = load_presets()
     presets = fitting_first(presets, psutil.virtual_memory().total)
@@ -52,7 +57,7 @@ def serve(
     if host is None and not on_space:
         host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
-    engine, runs = Engine(presets, real_backend()), Runs()
+    engine, runs = Engine(presets, real_backend(dtype)), Runs()
     page = build_page(engine, runs, prompts, notes, replace(Budgets.of(os.environ), own_models=trusted))
     engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}

@@ -113,3 +113,25 @@ def test_a_file_of_logins_that_is_none_is_refused_without_its_passwords(
     with pytest.raises(BadInput, match=words) as refusal:
         read_logins(file)
     assert not re.search("secret|only-a-name", str(refusal.value))
+
+
+@pytest.mark.parametrize("dtype", ["auto", "stored"])
+def test_models_are_loaded_with_the_weights_that_were_asked_for(
+    command: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """The page's engine loads the preset while the page is served."""
+    begun: list[Engine] = []
+    monkeypatch.setattr(Engine, "begin_loading", lambda engine, preset: begun.append(engine))
+    monkeypatch.setattr(gr.Blocks, "launch", lambda page, **options: None)
+    assert command("serve", "--preset", PRESET, "--weights", dtype)[0] == 0
+    (engine,) = begun
+    loaded = engine.backend.load(engine.presets[PRESET], lambda share, words: None, None)
+    quantized = loaded.environment()["weights_dtype"] == "stored"
+    assert quantized == (dtype == "stored")
+    loaded.release()
+
+
+def test_a_type_of_weights_that_does_not_exist_is_refused(command: Any) -> None:
+    status, _, said = command("serve", "--weights", "int3")
+    assert status == 2
+    assert said.startswith("specdemo: There is no dtype called 'int3'. Choose one of: auto, float32,")
