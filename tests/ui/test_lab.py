@@ -247,6 +247,7 @@ def left_behind() -> set[Path]:
     return {path for path in Path(tempfile.gettempdir()).iterdir() if not others.match(path.name)}
 
 
+@pytest.mark.slow
 def test_theory_answers_at_once_and_sets_a_measurement_beside_it(lab: Open) -> None:
     page, shown = lab("theory")
     fill(page, "theory", {"draft_ms": 22.09, "target_ms": 29.92, "alpha": 0.9})
@@ -362,6 +363,7 @@ def test_lossless(lab: Open) -> None:
     assert {row["part"] for row in rows} == {"greedy", "sampling"}
 
 
+@pytest.mark.slow
 def test_the_console_is_empty_on_every_tab(tabs: Tabs, lab_url: str, engine: Engine) -> None:
     """Vega once wrote some two hundred warnings into it. All messages are heard here; errors and warnings are at every
     visit, also while the other studies of this file run."""

@@ -53,6 +53,7 @@ def open_lab(page: Page, view: str = "domains") -> None:
     choose(page, view)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
     visit: Visit, script: Script, held: type[Long]
 ) -> None:

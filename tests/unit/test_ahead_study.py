@@ -86,7 +86,7 @@ def test_its_picture_shows_speeds_hits_and_rounds_to_scale() -> None:
     study.fan_outs = (1, 3)
     rounds = tuple(simulated([Part(0.1, 0.4, 0.2, False), Part(0.0, 0.4, 0.2, True)]))
     texts = [replace(text(*method, name, 2.0, 15), timeline=rounds) for method in study.methods() for name in "ab"]
-    for count in range(len(texts) + 1):
+    for count in (0, 1, len(texts) // 2, len(texts)):
         study.texts = texts[:count]
         picture = shown_by(DraftsAhead).picture(study)
         assert bool(picture) == bool(count)

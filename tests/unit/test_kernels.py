@@ -142,15 +142,13 @@ for runner, ids, logits in zip(runners, texts, together):
 """
 
 
-SLOW = pytest.mark.slow
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
 SCRIPTS = {"draw": DRAWN, "pass": WITH_NUMPY + PASSED}
 SCRIPTS |= {name: WITH_NUMPY + BY_ROWS + script for name, script in EXACT.items()}
 
 
-@pytest.mark.parametrize(
-    "script", [DRAWN, *(pytest.param(script, marks=SLOW) for script in [*SCRIPTS.values()][1:])], ids=[*SCRIPTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains(script: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
