@@ -170,9 +170,10 @@ class FusedModel:
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings, without positions: [T] -> [T, hidden]."""
         x = rows_of(self.embedding, ids).to(self.dtype)
+        if self.scales.embedding == 1:
+            return x
         # transformers rounds the factor to the type of the embeddings.
-        factor = torch.tensor(self.scales.embedding, dtype=self.embedding.dtype, device=self.embedding.device)
-        return x if self.scales.embedding == 1 else x * factor.to(self.dtype)
+        return x * x.new_tensor(self.scales.embedding, dtype=self.embedding.dtype).to(self.dtype)
 
     def finished(self, logits: Tensor) -> Tensor:
         """The logits of the model, of the products of its head."""

@@ -206,6 +206,12 @@ def of_blocks(raw: NDArray[np.uint8], kind: str) -> Quantized:
     return Quantized(codes=codes, **parts)
 
 
+def bits_kept(kind: str) -> float:
+    """Bits that a number of a type of `READERS` takes here."""
+    numbers, size, _ = READERS[kind]
+    return 8 * of_blocks(np.zeros((1, size), np.uint8), kind).nbytes / numbers
+
+
 def _packed(codes: Numbers) -> Numbers:
     """Codes [outer, inner] of one byte as `Quantized` keeps them: those of 4 bits are unsigned."""
     if codes.dtype == np.int8:

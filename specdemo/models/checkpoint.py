@@ -29,7 +29,7 @@ from ..engines.quantized import Weight, widened
 from ..system.hardware import AS_STORED, QUANTIZED, compute_dtype
 from .errors import wrap_load_errors
 from .on_hub import download_bar, file_of
-from .source import Source
+from .source import Source, weights_file
 from .store import LoadError, Progress, ignore
 from .weights import StoredWeights, weights_files
 
@@ -122,6 +122,12 @@ def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
     if not files:  # there may be a pickle, which can run code when read
         raise LoadError(f"{checkpoint.source} has no weights in safetensors, the one form that is read here.")
     return files
+
+
+def stored_size(checkpoint: Checkpoint) -> int | None:
+    """Bytes of the weights in a single local file; None if there is none."""
+    file = Path(checkpoint.name_or_path) / weights_file(checkpoint.variant)
+    return file.stat().st_size if file.is_file() else None
 
 
 def read_weights(

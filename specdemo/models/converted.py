@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
 from .gguf import EXPERTS, READ, check_header, completed, read_header
-from .source import GGUF, Place, Source
+from .source import GGUF, Place, Source, weights_file
 from .store import Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
 
 if TYPE_CHECKING:
@@ -324,8 +324,3 @@ def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:
         return all(crc32_of(entry / name) == sums[name] for name in {*sums, weights_file(variant)} - others)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def weights_file(variant: str | None) -> str:
-    """The file with the weights of a `variant` in a cache entry."""
-    return f"model.{variant}.safetensors" if variant else "model.safetensors"

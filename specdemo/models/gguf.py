@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log, prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -39,10 +39,11 @@ LARGE = {"gemma2": 46, "gemma3": 62}  # the number of layers of the models that 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The metadata of a GGUF file by its keys, and the shapes of its tensors by their names."""
+    """The metadata of a GGUF file by its keys, and by their names the shapes and types of its tensors."""
 
     fields: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
+    kinds: dict[str, int] = field(default_factory=dict)
 
     @property
     def numbers(self) -> int:
@@ -100,12 +101,12 @@ def _read(file: BinaryIO) -> Header:
     for _ in range(count):
         key = text()
         fields[key] = value(take("I"))
-    shapes = {}
+    shapes, kinds = {}, {}
     for _ in range(tensors):
         name = text()
         shapes[name] = tuple(take("Q") for _ in range(take("I")))
-        take("I"), take("Q")  # the type and the place of its numbers
-    return Header(fields, shapes)
+        kinds[name], _place = take("I"), take("Q")
+    return Header(fields, shapes, kinds)
 
 
 # Its configuration ----------------------------------------------------------------------------------------
@@ -205,9 +206,9 @@ def _unknown(header: Header) -> Iterator[str]:
     wrong["scaling.yarn_ext_factor"] = said.get("scaling.yarn_ext_factor", 1) != 1
     multiplies = LONG in tensors or (scaling == "yarn" and factor != 1)
     wrong["scaling.attn_factor"] = said.get("scaling.attn_factor", 1) != 1 and not multiplies
-    for field, value in said.items():
-        if wrong[field]:
-            yield f"{start}{field} is {value}"
+    for name, value in said.items():
+        if wrong[name]:
+            yield f"{start}{name} is {value}"
     if header.of_model(PATTERN) is not None and kind not in SLIDING:
         yield f"{kind}.{PATTERN} is {header.of_model(PATTERN)}"
     for tensor in sorted(tensors):

@@ -38,7 +38,7 @@ from ..system.hardware import (
 )
 from ..types import BadInput
 from . import chat
-from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint, stored_size
 from .errors import causes
 from .placement import ModelPart, plan
 from .presets import Preset
@@ -242,6 +242,7 @@ def _load(
             found.config,
             chosen_dtype if knows(found.config, on_gpu) else compute_dtype(chosen_dtype, chosen_device),
             (preset.skip_layers or 0) if found is target else 0,
+            stored_size(found) if chosen_dtype == AS_STORED else None,
         )
         for found in (target, *drafts)
     ]

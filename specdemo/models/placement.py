@@ -29,13 +29,14 @@ EMBEDDINGS = "embed_tokens.weight", "wte.weight"
 class ModelPart:
     """A model of a preset: the name of its source, its configuration and the type of its stored weights.
 
-    `skip_layers` is how many of its first layers may draft.
+    `skip_layers` is how many of its first layers may draft, and `size` the bytes of its weights where these are known.
     """
 
     name: str
     config: Any
     dtype: torch.dtype
     skip_layers: int = 0
+    size: int | None = None
 
     @property
     def numbers(self) -> int:
@@ -61,7 +62,7 @@ class ModelPart:
     @property
     def weights(self) -> int:
         """Bytes of its weights."""
-        return self.numbers * bits(self.config, self.dtype) // 8
+        return self.numbers * bits(self.config, self.dtype) // 8 if self.size is None else self.size
 
     @property
     def least(self) -> float:

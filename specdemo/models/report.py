@@ -8,16 +8,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
 from ..engines.choose import expected_engine
 from ..engines.families import FAMILIES, head_width, is_hybrid
-from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_memory
+from ..engines.quantized import READERS, bits_kept
+from ..system.hardware import AS_STORED, choose_device, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
 from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
@@ -192,7 +195,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
     return ModelReport(
         name=str(source),
         download=told.download,
-        weights=numbers * bits(config, part.dtype) // 8,
+        weights=_kept(header) if of_file and dtype == AS_STORED else numbers * bits(config, part.dtype) // 8,
         caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=exact,
@@ -202,6 +205,13 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
         reads=embedding_rows(config),
         part=part if of_file is None else None,
     )
+
+
+def _kept(header: Header) -> int:
+    """Bytes of the weights of a GGUF file that are kept as stored. Of the input embeddings nothing is kept."""
+    names = {tensor: GGMLQuantizationType(kind).name for tensor, kind in header.kinds.items()}
+    bits_of_each = {tensor: bits_kept(name) if name in READERS else 16 for tensor, name in names.items()}
+    return int(sum(prod(header.shapes[tensor]) * size for tensor, size in bits_of_each.items()) // 8)
 
 
 def _config(header: Header) -> PreTrainedConfig:

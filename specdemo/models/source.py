@@ -26,6 +26,11 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
+def weights_file(variant: str | None) -> str:
+    """The file with the weights of a `variant`, as in `from_pretrained`."""
+    return f"model.{variant}.safetensors" if variant else "model.safetensors"
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where `from_pretrained` finds a model.

@@ -18,6 +18,7 @@ from ..engines.families import FAMILIES, head_width
 from ..engines.layout import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
+from .source import weights_file
 from .store import LoadError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -90,7 +91,7 @@ def weights_files(file: Callable[[str], Path | None], variant: str | None = None
     Raises:
         LoadError: a file in the list of files is missing.
     """
-    name = f"model.{variant}.safetensors" if variant else "model.safetensors"
+    name = weights_file(variant)
     if (whole := file(name)) is not None:
         return [whole]
     if (index := file(name + INDEX)) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, of_blocks, quantized, widened
 from specdemo.models import loaded as loading
 from specdemo.models.loaded import Loaded, load
+from specdemo.models.placement import ModelPart
+from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.racing.race import start
 from specdemo.types import BadInput, DraftOutcome, Settings
@@ -216,3 +218,24 @@ def test_embeddings_are_looked_up_by_rows() -> None:
     weight, numbers = stored("Q6_K")
     ids = torch.tensor([5, 5, 199])
     assert torch.equal(widened(weight)[ids], numbers[ids])
+
+
+def test_a_plan_knows_the_size_of_weights_that_are_kept_as_stored(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a model of 4 bits would be refused where memory has no room for 16."""
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=True)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=KINDS)
+    planned: list[ModelPart] = []
+    plan = loading.plan
+
+    def watched(parts: Sequence[ModelPart], *others: Any) -> Any:
+        planned.extend(parts)
+        return plan(parts, *others)
+
+    monkeypatch.setattr(loading, "plan", watched)
+    loaded = load(preset_of(Gguf(str(tmp_path / "tiny.gguf"))), "stored", "cpu")
+    assert planned[0].weights == pytest.approx(loaded.placement["cpu"], rel=0.05)
+    (told,) = report_on(loaded.preset, "stored", "cpu").models
+    assert told.weights == pytest.approx(loaded.placement["cpu"], rel=0.05)
+    loaded.release()

@@ -144,11 +144,6 @@ class PackedLinear:
     def _described(self, packed: Mapping[str, Tensor], kind: int) -> Part:
         return Part(kind=kind, **{name: part.data_ptr() for name, part in packed.items()})
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed weight."""
-        return sum(part.nbytes for packed in self._held for part in packed.values())
-
     def __call__(self, x: Tensor) -> Tensor:
         outer, inner = self.shape
         rows = x.reshape(-1, x.shape[-1]).contiguous()

@@ -9,6 +9,7 @@
 #define GROUP 32  /* numbers that share a scale and a low */
 #define SUPER 256 /* numbers that share the units of these */
 #define LIMIT 32767.0f
+#define LEAST 1e-30f /* smaller inputs count as zero, or the inverse of their scale would be infinite */
 
 /* Of a weight of type weight_t only `codes` is set, and `kind` is 0. */
 typedef struct { const void *codes, *scales, *lows, *scale_units, *low_units; int kind; } Part;
@@ -131,7 +132,7 @@ static void encode(const Inputs *in, long count, long inner) {
             largest = size > largest ? size : largest;
             wrong += x[i] * 0.0f; /* not a number if x is not finite */
         }
-        const float inverse = largest > 0 ? LIMIT / largest : 0;
+        const float inverse = largest > LEAST ? LIMIT / largest : 0;
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < GROUP; i++) {
             const int code = __builtin_rintf(x[i] * inverse);
