@@ -93,7 +93,7 @@ class Linear:
         """
         if not isinstance(weight, Tensor):
             weights = [weight] if isinstance(weight, Quantized) else weight
-            library = library_for(weights[0].dtype)
+            library = library_for(weights[0].dtype, quantized=True)
             assert library is not None, "checked when the type was chosen"
             return cls(None, bias, PackedLinear(library, weights, bias, parts))
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"

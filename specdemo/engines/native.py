@@ -92,7 +92,9 @@ class NativeLayers:
         """
         out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
         assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
-        self.library, self.hidden = out.library, out.shape[0]
+        products = [_packed(one) for layer in layers for one in (layer.qkv, layer.out, layer.up, layer.down)]
+        self.library = next((one.library for one in products if one.library.quantized), out.library)
+        self.hidden = out.shape[0]
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._takes_second_input = second_input_norm is not None
         self._held: list[Tensor | PackedLinear] = []  # the structures hold their addresses

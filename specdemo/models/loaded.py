@@ -322,7 +322,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         return
     if device.type != "cpu":
         raise BadInput(f"The dtype {dtype_name(dtype)} is for a CPU; a GPU reads the quantized models of the hub.")
-    if library_for(torch.bfloat16) is None:
+    if library_for(torch.bfloat16, quantized=True) is None:
         raise BadInput(f"The dtype {dtype_name(dtype)} needs gcc and a CPU with AVX2.")
 
 

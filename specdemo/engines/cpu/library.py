@@ -79,21 +79,24 @@ class Rows(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The functions of `native.c` for one type of weights, and the sizes of its packed blocks (`products.h`)."""
+    """The functions of `native.c` for one type of weights, and the sizes of its packed blocks (`products.h`). With
+    `quantized` they also multiply by quantized weights."""
 
     functions: CDLL
     dtype: torch.dtype
+    quantized: bool
     columns: int
     step: int
     paired: int
 
     @classmethod
-    def of(cls, functions: CDLL, dtype: torch.dtype) -> Library:
+    def of(cls, functions: CDLL, dtype: torch.dtype, quantized: bool) -> Library:
         functions.run_layers.argtypes = [
             *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, POINTER(Rows), c_long, c_int, c_int)
         ]
         functions.run_product.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
-        return cls(functions, dtype, *(c_int.in_dll(functions, name).value for name in ("columns", "step", "paired")))
+        sizes = (c_int.in_dll(functions, name).value for name in ("columns", "step", "paired"))
+        return cls(functions, dtype, quantized, *sizes)
 
     def packed(self, weight: Tensor) -> Tensor:
         """Pack a weight: [outer, inner] -> [outer / columns, inner / step, columns, step].
@@ -199,9 +202,10 @@ def address_of_rows(x: Tensor, dtype: torch.dtype, size: int) -> int:
 
 
 @cache
-def library_for(dtype: torch.dtype) -> Library | None:
-    """The library for weights of this type; None if this CPU or compiler cannot have it."""
+def library_for(dtype: torch.dtype, quantized: bool = False) -> Library | None:
+    """The library for weights of this type, or also for quantized ones; None if this CPU or compiler cannot have it."""
     computed = compute_dtype(dtype, torch.device("cpu"))
     kind, needed = KINDS.get((dtype, computed), ("", {"a type that it knows"}))
-    functions = compiled(SOURCE, f"-D{kind}") if needed <= cpu_flags() else None
-    return Library.of(functions, dtype) if functions else None
+    macros = [f"-D{kind}", *(["-DQUANTIZED"] if quantized else [])]
+    functions = compiled(SOURCE, *macros) if needed <= cpu_flags() else None
+    return Library.of(functions, dtype, quantized) if functions else None

@@ -144,8 +144,10 @@ static void encode(const Inputs *in, long count, long inner) {
     }
 }
 
-/* The same for any number of rows up to ROWS, and any kind. */
+/* The same for any number of rows up to ROWS, and any kind. It takes three times as long to compile as all the rest, so
+   only a library that needs it has it (-DQUANTIZED). */
 static void sum_quantized(int rows, const Part *p, long block, const Inputs *in, long row, long inner, float *sums) {
+#ifdef QUANTIZED
     switch (p->kind * 16 + rows) {
 #define CASE(n, kind) case kind * 16 + n: sum_codes(n, kind, p, block, in, row, inner, sums); break;
 #define KINDS(n) CASE(n, 2) CASE(n, 3) CASE(n, 4) CASE(n, 6) CASE(n, 7) CASE(n, 8)
@@ -155,4 +157,5 @@ static void sum_quantized(int rows, const Part *p, long block, const Inputs *in,
 #endif
     }
 #undef CASE
+#endif
 }
