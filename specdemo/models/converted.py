@@ -77,7 +77,8 @@ class Converted(Source):
     @property
     def entry_as_stored(self) -> Path:
         """The same, of a model whose weights are quantized as in the file."""
-        return self.entry.with_name(self.entry.name.replace("-v", "-stored-v"))
+        version = f"-v{LAYOUT}"
+        return self.entry.with_name(f"{self.entry.name.removesuffix(version)}-stored{version}")
 
     @property
     def is_made(self) -> bool:
