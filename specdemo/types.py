@@ -48,6 +48,18 @@ class BadInput(ValueError):
     """Something a person typed or passed that cannot be used; the message is shown to them as is."""
 
 
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "stored")  # the names of types of weights
+
+
+def check_dtype_name(name: str) -> None:
+    """
+    Raises:
+        BadInput: it is neither auto nor one of `DTYPES`.
+    """
+    if name not in ("auto", *DTYPES):
+        raise BadInput(f"There is no dtype called {name!r}. Choose one of: auto, {', '.join(DTYPES)}.")
+
+
 class NotFinite(ArithmeticError):
     """A model gave logits with NaN or infinity, of which no token can be drawn; the message is a sentence to show."""
 

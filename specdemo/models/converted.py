@@ -182,7 +182,8 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
         if experts or header.architecture in {*READ, "gpt2"}:  # transformers reads several tensors for a weight
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
         elif as_stored and knows(config):
-            model, weights = empty_model(config), _read(gguf, header.architecture, config, dtype, progress, as_stored)
+            model = empty_model(config)
+            weights = _read(gguf, header.architecture, model, dtype, progress, as_stored)
             save_file(weights, folder / weights_file(None), {"format": "pt"})
             model.config.save_pretrained(folder)
             if model.generation_config is not None:
@@ -234,7 +235,7 @@ def _opened(
     from .checkpoint import empty_model
 
     model = empty_model(config)
-    model.load_state_dict(_read(gguf, architecture, config, dtype, progress), strict=False, assign=True)
+    model.load_state_dict(_read(gguf, architecture, model, dtype, progress), strict=False, assign=True)
     model.tie_weights()
     return model
 
@@ -242,12 +243,12 @@ def _opened(
 def _read(
     gguf: Path,
     architecture: str,
-    config: PreTrainedConfig,
+    model: PreTrainedModel,
     dtype: torch.dtype,
     progress: Progress,
     as_stored: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The weights of a GGUF file by transformers' names, or with `as_stored` the tensors of those that are quantized.
+    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized.
 
     transformers' tables say which weight a tensor is, and how its rows are ordered.
 
@@ -260,12 +261,12 @@ def _read(
     from transformers import modeling_gguf_pytorch_utils as tables
 
     from ..engines.quantized import READERS, of_blocks
-    from .checkpoint import check_whole, empty_model
+    from .checkpoint import check_whole
     from .weights import SEPARATOR
 
-    model, found, shapes = empty_model(config), dict[str, torch.Tensor](), dict[str, Sequence[int]]()
+    found, shapes = dict[str, torch.Tensor](), dict[str, Sequence[int]]()
     wanted, tensors = dict(model.named_parameters()), GGUFReader(str(gguf)).tensors
-    processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(config.to_dict())
+    processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
     names = tables.get_gguf_hf_weights_map(model, processor)
 
     def processed(numbers: Any, tensor: Any) -> Any:

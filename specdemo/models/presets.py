@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
 
 from ..drafters.names import DRAFTERS
-from ..types import AUTO, BadInput, Settings
+from ..types import AUTO, DTYPES, BadInput, Settings
 from .results import read_results, results_path
 from .source import GGUF, Source
 from .sources import SourceTable, head_source, source_named, source_of
@@ -44,7 +44,6 @@ PAIR = re.compile(f"{NAME}(?:{re.escape(AND)}{NAME})?", re.DOTALL)
 HEADED = re.compile(f"(.+){WITH}({'|'.join(HEADS)}) {NAME}", re.DOTALL)
 CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
 HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "stored")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from ..types import BadInput
+from ..types import BadInput, check_dtype_name
 from .cpu_level import SWITCH, level
 
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
@@ -75,9 +75,8 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
     Raises:
         BadInput: there is no such number type.
     """
-    if asked not in (None, "auto"):
-        if asked not in DTYPES:
-            raise BadInput(f"There is no dtype called {asked!r}. Choose one of: auto, {', '.join(DTYPES)}.")
+    if asked is not None and asked != "auto":
+        check_dtype_name(asked)
         return DTYPES[asked]
     if device.type == "mps":
         return torch.float16  # the first of them have no instructions for bfloat16

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from ..models.presets import DTYPES, find_preset, fitting_first, load_presets, load_prompts
-from ..types import BadInput
+from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
+from ..types import BadInput, check_dtype_name
 from .budgets import Budgets
 from .engine import Engine, real_backend
 from .look import launch_options
@@ -39,8 +39,7 @@ def serve(
         BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, or `auth`
             cannot be read.
     """
-    if dtype not in ("auto", *DTYPES):
-        raise BadInput(f"There is no dtype called {dtype!r}. Choose one of: auto, {', '.join(DTYPES)}.")
+    check_dtype_name(dtype)
     logins = read_logins(auth) if auth else None
     presets, notes = load_presets()
     presets = fitting_first(presets, psutil.virtual_memory().total)

@@ -52,7 +52,9 @@ from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.types import Draft, Settings, Verdict
+from specdemo.models.loaded import Loaded
+from specdemo.racing.race import start
+from specdemo.types import Draft, DraftOutcome, Settings, Verdict
 from tools.train.data import ASSISTANT
 from tools.train.ngram import build_table
 
@@ -276,6 +278,22 @@ def copying(text: Sequence[int], vocab_size: int) -> Scripted:
         return ids
 
     return Scripted(draft)
+
+
+def texts_drafted_and_not(loaded: Loaded, prompt: Sequence[int], count: int) -> list[tuple[Settings, list[int]]]:
+    """What a target writes at temperatures 0 and 0.8, with the settings. It is checked that drafts change no token."""
+    became, texts = set(), []
+    for temperature in (0.0, 0.8):
+        settings = Settings(k=4, temperature=temperature, seed=3, max_new_tokens=count)
+        alone = ids_of(list(start(loaded, "none", prompt, settings)))
+        assert len(set(alone)) >= 5, "a text that says too little"
+        runner = loaded.target_runner(len(prompt) + count)
+        events = list(decode(runner, copying([*prompt, *alone], runner.vocab_size), prompt, settings, loaded.eos_ids))
+        assert ids_of(events) == alone
+        became |= {token.outcome for event in rounds_of(events) for token in event.drafted}
+        texts.append((settings, alone))
+    assert {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED} <= became
+    return texts
 
 
 @torch.inference_mode()

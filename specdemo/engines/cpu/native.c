@@ -411,7 +411,7 @@ int run_product(const Norm *n, const Linear *p, const void *x, long count, void 
 #pragma omp parallel num_threads(threads)
     {
         if (n) norm_rows(n, x, count, p->inner, normed, p->inner);
-        complete(p, &in, count, &b);
+        if (n || p->encoded) complete(p, &in, count, &b);
         n ? multiply(p, &in, count, out, WRITE) : multiply(p, &in, count, out, WRITE_ACT);
     }
     free(buffer);

@@ -334,7 +334,7 @@ export class Race extends Job {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
     const calm = this.show.measures || (this.is("opening") && this.opening.leads);
-    const strips = lanes.map(({ strip }) => strip);
+    const strips = this.wall ? [] : lanes.map(({ strip }) => strip); // small lanes show none
     this.scale = scaleOf(strips, this.scale);
     for (const strip of strips) strip.draw(this.scale);
     for (const lane of lanes) lane.draw(calm);

@@ -13,14 +13,6 @@ export const likeliest = (tokens, place = 0) => {
   return token ? [token, ...likeliest(tokens, token[PLACE])] : [];
 };
 
-/** How many tokens of a draft follow one another. */
-export const depth = (tokens) => {
-  const depths = [0];
-  const drafted = tokens.filter((token) => token.length > 3);
-  drafted.forEach((token, at) => depths.push(1 + depths[isTree(tokens) ? token[ABOVE] : at]));
-  return Math.max(...depths);
-};
-
 /** The emitted tokens of a round, each with those that were drafted for its place and those that are shown above it.
  *  After the end of a text there may be discarded ones that nothing follows. */
 export const walk = (tokens) => {
