@@ -96,7 +96,7 @@ def raced(ended: tuple[Page, list[Round]], script: Script) -> tuple[Page, list[R
 def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced: tuple[Page, list[Round]]) -> None:
     page, rounds = raced
     assert page.locator(f"{LANE} h2").inner_text() == "With ngram, trees of 40"
-    assert page.locator(f"{LANE} .sd-passes b").inner_text() == f"{sum(len(r.drafted) for r in rounds)} nodes"
+    assert page.locator(f"{LANE} .sd-strip-row b").inner_text() == f"{sum(len(r.drafted) for r in rounds)} nodes"
     emitted = page.locator(f"{LANE} .sd-text .tok:is(.a, .r, .b, .t)")
     assert "".join(emitted.all_inner_texts()).startswith("one two three four five")
 
