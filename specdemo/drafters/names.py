@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """The path of a drafter's class, "module:Class" in this package, and one line for the menu.
+    """The path of a drafter's class, "module:Class" in this package, what it does in a few words, and one line more.
 
     `parallel_drafting`, `branches` and `drafts_ahead` are those of the class, for code that must not import it.
     """
 
     path: str
+    does: str
     description: str
     parallel_drafting: bool = False
     branches: bool = True
@@ -28,56 +29,73 @@ class Entry(NamedTuple):
 
 
 DRAFTERS = {
-    "none": Entry("none:NoDrafter", "No speculation: the target alone.", branches=False),
+    "none": Entry("none:NoDrafter", "Nothing", "No speculation: the target alone.", branches=False),
     "prompt-lookup": Entry(
         "prompt_lookup:PromptLookup",
+        "Copies earlier words",
         "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
     ),
     "ngram": Entry(
         "ngram:Ngram",
+        "Looks up which word mostly follows",
         "A table of which token follows which, counted in the target's own writing. Nearly free; knows phrases.",
     ),
     "lookup-ngram": Entry(
         "lookup_first:LookupNgram",
+        "Copies earlier words, else looks up what mostly follows",
         "Prompt lookup where the text repeats itself, the n-gram table elsewhere. Nearly free.",
     ),
     "eagle": Entry(
         "heads.eagle:Eagle",
+        "A small trained head",
         "A trained head that reads the target's hidden states. Good guesses; each costs one thin layer.",
     ),
     "block": Entry(
         "heads.block:Block",
+        "A trained head that guesses all at once",
         "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less accurate.",
         parallel_drafting=True,
     ),
     "medusa": Entry(
         "heads.medusa:Medusa",
+        "Several trained outputs, one for each guess",
         "A trained head with one output for each position of the draft, all from one hidden state. The cheapest head.",
         parallel_drafting=True,
     ),
     "lookup-block": Entry(
         "lookup_first:LookupBlock",
+        "Copies earlier words, else a head that guesses all at once",
         "Prompt lookup where the text repeats itself, the block head elsewhere.",
         parallel_drafting=True,
     ),
     "lookup-eagle": Entry(
-        "lookup_first:LookupEagle", "Prompt lookup where the text repeats itself, the eagle head elsewhere."
+        "lookup_first:LookupEagle",
+        "Copies earlier words, else a small trained head",
+        "Prompt lookup where the text repeats itself, the eagle head elsewhere.",
     ),
     "draft-model": Entry(
         "draft_model:DraftModel",
+        "A smaller model",
         "A smaller model drafts. Good guesses, but each costs a small pass.",
         drafts_ahead=True,
     ),
     "lookahead": Entry(
         "lookahead:Lookahead",
+        "The target's own guesses, collected",
         "The target's own passes guess ahead and collect phrases. Needs no model. Pays off if long passes are cheap.",
     ),
     "layer-skip": Entry(
         "layer_skip:LayerSkip",
+        "The target's own first layers",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         drafts_ahead=True,
     ),
 }
+
+
+def menu() -> list[tuple[str, str]]:
+    """The drafters for a list to choose from: what each does with its name, and its name."""
+    return [(f"{entry.does} · {name}", name) for name, entry in DRAFTERS.items()]
 
 
 def check_known(name: str) -> None:

@@ -152,7 +152,7 @@ def badge(
         }
     place, margin, sampled = comparison.first_difference, comparison.margin, settings.temperature > 0
     if place is None or (stopped and place >= both):
-        title = "Identical so far" if stopped else "Identical to the target alone"
+        title = "Same text so far" if stopped else "Same text, word for word"
         words = f"{'The first' if stopped else 'All'} {both} tokens are exactly those that the target alone wrote."
         if both == 1:
             words = "The one token is exactly that of the target alone."

@@ -13,7 +13,7 @@ from .compare import NOTHING_YET, Comparison, badge, compared, first_to_part, of
 from .figures import memory_rate_of, memory_shares
 from .stats import Stats
 from .trace import Entry
-from .verdict import NOWHERE, LaneVerdict, judge_lane, judge_readers, lanes_verdict
+from .verdict import NOWHERE, LaneVerdict, in_short, judge_lane, judge_readers, lanes_verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,10 @@ class Outcome:
             "speed_up": self.speed_up,
             "speed_ups": {lane: found.speed_up for lane, found in self.verdicts.items()},
             "sentence": self.sentence,
+            **in_short(self.verdicts),
             "verdicts": self._verdicts(),
             "exactness": {**self.badge},
             "stats": {lane: found.as_dict() for lane, found in (self.groups or stats).items()},
-            **self._memory(stats),
             "disturbed": disturbed,
         }
 

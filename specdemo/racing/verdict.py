@@ -22,6 +22,7 @@ NOWHERE: Mapping[str, Any] = {}  # an unknown environment
 CONSIDERABLE = 0.1  # the share of a lane's time, or of a ratio, that is worth a sentence
 BETTER = 1.05  # another K is advised if the figures say that it is this many times as fast
 MUCH = 0.1  # of a token of the target alone, of a rate or of a pass: less is not worth a sentence
+ALONE, DRAFTED = "alone", "with the drafter"
 NEARLY_FREE = "prompt-lookup", "ngram", "lookup-ngram"  # drafters without a model
 SURE = 3.0  # standard errors between two rates that differ by more than chance
 MANY_PASSES, LONGER, LONG_CONTEXT = 32, 1.2, 1000  # passes, their growth and the tokens for a note on the context
@@ -104,12 +105,51 @@ def _rows_of_all(lane: Stats) -> float:
     return lane.readers * (1 + lane.drafted / lane.rounds)
 
 
+def fastest(verdicts: Mapping[str, LaneVerdict]) -> str:
+    """The name of the fastest drafted lane. Lanes without a speed-up come last."""
+    return max(verdicts, key=lambda lane: verdicts[lane].speed_up or 0.0)
+
+
+def in_short(verdicts: Mapping[str, LaneVerdict]) -> dict[str, Any]:
+    """The verdict on the fastest lane in a few words, ready for JSON: a `headline`, and as `chips` its three figures,
+    each with a `name`, a `value` and a `sentence`. Both are empty where that lane has no figures."""
+    name = fastest(verdicts) if verdicts else ""
+    found = verdicts[name].figures if verdicts else None
+    if found is None:
+        return {"headline": "", "chips": []}
+    words = {
+        -1: f"Slower: {found.speed_up:.2f} times as fast as alone.",
+        0: "No faster and no slower, within timing noise.",
+        1: f"{found.speed_up:.2f} times as fast.",
+    }[found.side]
+    return {"headline": f"{name}: {words}" if len(verdicts) > 1 else words, "chips": _chips(found)}
+
+
+def _chips(found: Figures) -> list[dict[str, str]]:
+    whose = " for each reader" if found.lane.readers > 1 else ""
+    tokens = f"{_tokens(found.tokens)} tokens{whose} with the drafter, 1 without it"
+    even = f"At {_tokens(found.needed)} a round would take as long as it saves."
+    told = [("tokens per pass", _tokens(found.tokens), f"A pass of the target gives {tokens}. {even}")]
+    if found.draft_cost is not None and found.check_cost is not None:
+        draft, longer = found.draft_cost, max(found.check_cost - 1, 0.0)
+        rows = f": it reads {found.rows:.1f} tokens for each one written" if found.rows else ""
+        told += [
+            (
+                "cost of a draft",
+                f"{draft:.0%}",
+                f"A draft takes {draft:.0%} of the time of a pass of the target alone.",
+            ),
+            ("cost of a check", f"{longer:.0%}", f"Checking a draft makes a pass {longer:.0%} longer{rows}."),
+        ]
+    return [dict(zip(("name", "value", "sentence"), one, strict=True)) for one in told]
+
+
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
     """What a race of one or more drafted lanes showed: the verdict on the fastest of them, with its name.
 
-    Lanes without a speed-up come last. Lanes that are equally fast within the noise are tied.
+    Lanes that are equally fast within the noise are tied.
     """
-    name = max(verdicts, key=lambda lane: verdicts[lane].speed_up or 0.0)
+    name = fastest(verdicts)
     best = verdicts[name]
     if len(verdicts) == 1:
         return best.sentence
@@ -332,8 +372,9 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
     one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
     reached = pass_bytes / one_pass if pass_bytes and one_pass else 0.0
     rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
-    if (share := memory_share(plain, pass_bytes, memory_rate)) is not None:
-        rate += f", {share:.0%} of what the memory allows"
+    shares = [memory_share(one, pass_bytes, memory_rate) for one in (plain, lane)]
+    used = [f"{share:.0%} {which}" for share, which in zip(shares, (ALONE, DRAFTED), strict=True) if share is not None]
+    read = [f"{(one.rounds + 1) * pass_bytes / 1e9:.1f} GB" for one in (plain, lane)] if pass_bytes else []
     rows = {
         "speed-up": f"{found.speed_up:.2f}×, give or take {found.noise:.0%}",
         "tokens per round": f"{found.tokens:.2f}",
@@ -344,6 +385,8 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
             f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
         ),
         "weights read per pass, target alone": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
+        "weights read for the whole text": f"{read[0]} {ALONE}, {read[1]} {DRAFTED}" if read else "",
+        "share of the memory's speed": ", ".join(used),
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",
         "rows of a round of all readers": f"{_rows_of_all(lane):.1f}" if lane.readers > 1 else "",
         "tokens read per token written": _text(found.rows, ".2f"),

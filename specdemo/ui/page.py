@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from ..drafters.names import DRAFTERS
+from ..drafters.names import menu as drafters
 from . import api
 from .budgets import Budgets
 from .engine import Engine
@@ -46,7 +47,7 @@ def build_page(
             "mountTop",
             ("retry", "able"),
             titles={name: preset.title for name, preset in engine.presets.items()},
-            drafters=list(DRAFTERS),
+            drafters=drafters(),
             elem_id="top",
         )
         with gr.Tabs(elem_id="tabs"):

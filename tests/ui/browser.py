@@ -73,8 +73,18 @@ def parts_by_id(budgets: Budgets = Budgets()) -> dict[str, Any]:  # noqa: B008  
     return {block.elem_id: block for block in page.blocks.values() if getattr(block, "elem_id", None)}
 
 
+def settings(page: Page) -> None:
+    """Open the settings below Run."""
+    button = page.locator("#settings > button")
+    if "open" not in (button.get_attribute("class") or "").split():
+        button.click()
+        page.locator("#preset input").wait_for()  # and what it begins with is written into it
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def fill(page: Page, k: int | None = None, temperature: float | None = None, max_new_tokens: int | None = None) -> None:
     """Fill in numbers of the form."""
+    settings(page)
     for part, number in (("k", k), ("temperature", temperature), ("max-new-tokens", max_new_tokens)):
         if number is not None:
             page.fill(f"#{part} input[type=number]", str(number))
@@ -127,12 +137,17 @@ def tokens_of(entries: list[Entry], lane: str) -> list[list[str]]:
 def discarded(page: Page, code: str, at: int = 0, inside: str = "#race") -> Locator:
     """A token that was rejected (x) or untested (u), brought to sight as a reader does: by pointing at its round."""
     token = page.locator(f"{inside} [data-lane=speculative] .tok.{code}").nth(at)
-    token.locator("xpath=ancestor::*[contains(@class, 'sd-rd')]").locator(":scope > .tok").first.hover()
+    token.locator("xpath=ancestor::*[contains(@class, 'sd-rd')]").locator(".tok:not(.sd-ghost .tok)").first.hover()
     return token
 
 
+def headline(page: Page) -> str:
+    return page.locator("#race .sd-sentence").inner_text()
+
+
 def sentence(page: Page) -> str:
-    return page.locator(".sd-sentence").inner_text()
+    """What the page says of a race: the verdict's sentence, or what stands in the place of a verdict."""
+    return page.locator("#race [data-part=told]").inner_text() or headline(page)
 
 
 def choose(page: Page, view: str) -> Locator:

@@ -51,7 +51,7 @@ from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
 from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS, Runs
 
-from .browser import run, served, tokens_shown
+from .browser import run, served, settings, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script, stand_in
 from .test_jobs import slow_engine
@@ -100,7 +100,7 @@ def test_a_race_ends_with_what_it_has_when_its_time_is_up() -> None:
     assert last["end"]["stopped"]
     assert last["end"]["sentence"].startswith("It had run for 0.4 s, the most that a race may take here. ")
     assert last["end"]["sentence"] == race.summary["sentence"]  # which /compare returns
-    assert last["end"]["exactness"]["title"] == "Identical so far, stopped after 0.4 s"
+    assert last["end"]["exactness"]["title"] == "Same text so far, stopped after 0.4 s"
     assert 1 < last["end"]["stats"][PLAIN]["tokens"] < 100
     assert read_trace(race.trace().split("\n"))[1] == race.entries
 
@@ -127,7 +127,7 @@ def test_a_race_that_ends_in_time_says_nothing_of_it(seconds: float | None) -> N
     *_, last = map(json.loads, race.play(ready(Script())))
     assert not last["end"]["stopped"]
     assert "most" not in last["end"]["sentence"]
-    assert last["end"]["exactness"]["title"] == "Identical to the target alone"
+    assert last["end"]["exactness"]["title"] == "Same text, word for word"
 
 
 def test_a_race_ends_with_what_it_has_when_it_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_race_ends_with_what_it_has_when_it_takes_too_much_memory(monkeypatch:
     *_, last = map(json.loads, race.play(ready(Script())))
     assert last["end"]["stopped"]
     assert last["end"]["sentence"].startswith("It had taken 0.02 MB of memory, the most that a race may take here. ")
-    assert last["end"]["exactness"]["title"] == "Identical so far, stopped at 0.02 MB"
+    assert last["end"]["exactness"]["title"] == "Same text so far, stopped at 0.02 MB"
     assert 1 < last["end"]["stats"][PLAIN]["tokens"] < 100
     assert read_trace(race.trace().split("\n"))[1] == race.entries
 
@@ -152,7 +152,7 @@ def test_a_race_that_a_person_stopped_says_nothing_of_a_limit() -> None:
     end = json.loads(race.messages[-1])["end"]
     assert end["stopped"]
     assert "It had run" not in end["sentence"]
-    assert end["exactness"]["title"] == "Identical so far"
+    assert end["exactness"]["title"] == "Same text so far"
 
 
 class Endless(Study):
@@ -194,6 +194,7 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
     script = Script()
     with served(script, budgets=SHORT) as url:
         page = visit("?max_new_tokens=41&prompt=one+two+three", at=url)
+        settings(page)
         expect(page.locator("#max-new-tokens")).to_contain_text("1 to 40.")
         run(page, until="failed")
         expect(page.locator(".sd-sentence").first).to_have_text(
@@ -206,7 +207,7 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
         expect(page.locator(".sd-sentence").first).to_contain_text(
             "Stopped. It had run for 1 s, the most that a race may take here."
         )
-        expect(page.locator(".sd-badge").first).to_have_text("Identical so far, stopped after 1 s")
+        expect(page.locator(".sd-badge").first).to_have_text("Same text so far, stopped after 1 s")
         expect(page.locator(".sd-trace").first).to_be_enabled()
         assert 2 < len(tokens_shown(page, PLAIN)) < 20
         page.get_by_role("tab", name="Lab").click()

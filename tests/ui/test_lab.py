@@ -32,7 +32,7 @@ from specdemo.ui.lab.run import LabRun
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
-from .browser import choose, served_engine
+from .browser import choose, served_engine, settings
 from .browser import run as race
 from .conftest import Tabs, Visit, visits
 from .test_page import serious
@@ -280,6 +280,7 @@ def test_theory_takes_the_numbers_of_the_last_race(lab: Open) -> None:
     shown.get_by_role("button", name="Use my last race").click()
     expect(says(shown)).to_contain_text("run one in the Race tab first")
     page.get_by_role("tab", name="Race").click()
+    settings(page)
     page.fill("#max-new-tokens input", "48")
     page.locator("#auto input").uncheck()
     race(page, "Hello there, how are you today?")
@@ -550,6 +551,7 @@ def test_drafters_that_were_not_known_to_be_missing_are_left_out(visit: Visit, l
 def test_drafters_that_a_preset_lacks_are_not_offered_and_the_reason_is_told(new_lab: Open, engine: Engine) -> None:
     page, shown = new_lab("domains")
     page.get_by_role("tab", name="Race").click()
+    settings(page)
     page.locator("#preset input").click()
     page.get_by_role("option").nth(1).click()
     page.get_by_role("tab", name="Lab").click()

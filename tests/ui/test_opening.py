@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from specdemo.decoding.events import Round
 from specdemo.models.presets import DEFAULT_PRESET, load_presets, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats, speed_up
@@ -14,7 +16,7 @@ from specdemo.racing.trace import read_trace
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 
-from .browser import run, tokens_of, tokens_shown
+from .browser import run, sentence, settings, tokens_of, tokens_shown
 from .conftest import Tabs, Visit, listening, visits
 from .scripted import PROMPTS, Script
 from .test_page import SHIFTS as ALL_SHIFTS
@@ -26,26 +28,29 @@ HEADER, ENTRIES = read_trace(lines_of(OPENING))
 PASSES = {
     lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
 }
-CHECKS = (
-    "One pass of the target checks them all. It takes little longer than for one token: "
-    "each pass reads all weights once."
+PASS = (
+    "One pass of the target, a run of the whole language model, checks them all. "
+    "It takes little longer than for one token."
 )
-CAPTIONS = [  # in their order, one at a time
-    "A language model, the target, writes the same text twice: alone, and with a drafter.",
-    "Alone, it needs one pass, a run of the whole model, for every token: a word or a part of a word.",
-    "The drafter, a small, fast helper, guesses the next tokens.",
-    CHECKS,
-    "It keeps each guess it would have written: accepted.",
-    "The first wrong guess is rejected; the target's own token replaces it: corrected. "
-    "Later guesses are dropped: untested.",
-    "The drafter, a small, fast helper, guesses the next tokens.",
-    CHECKS,
-    "If all are right, the same pass gives one more token: bonus.",
-    "So the target writes exactly the same text in fewer passes and less time.",
+WRONG, RIGHT = "wrong", "right"
+SCENES = [  # the round in front of the lanes, its phase, and the caption
+    (WRONG, "guess", "A drafter, a small, fast helper, guesses the next tokens: words or parts of words."),
+    (WRONG, "read", PASS),
+    (WRONG, "keep", "It keeps each guess it would have written: accepted."),
+    (
+        WRONG,
+        "replace",
+        "The first wrong guess is rejected; the target's own token replaces it: corrected. "
+        "Later guesses are dropped: untested.",
+    ),
+    (RIGHT, "read", "Another round: the drafter guesses, and one pass checks it all."),
+    (RIGHT, "add", "If all are right, the same pass gives one more token: bonus."),
+    (None, None, "Now the race. Alone, the target needs a pass for every token; with the drafter, fewer passes do."),
+    (None, None, "Every word is checked by the target, so the text stays the same. Only the time gets less."),
 ]
-RESULT = (
-    f"The target, a language model, wrote the same text in {PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}."
-)
+CAPTIONS = [words for _, _, words in SCENES]
+EXPLAINED = [*CAPTIONS[:4], CAPTIONS[5]]  # what stands there at the end
+RESULT = f"The target wrote the same text in {PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}."
 # The clock of the opening is the test's, however busy the machine is.
 CLOCK = """() => {
   let now = performance.now();
@@ -106,7 +111,7 @@ def test_something_real_moves_before_gradio_has_made_the_page_and_before_any_mod
         page.evaluate(CLOCK)
         page.evaluate(ALL_SHIFTS)
         page.evaluate("tick(1)")
-        assert all(len(tokens_shown(page, lane)) > 2 for lane in (PLAIN, SPECULATIVE))
+        expect(page.locator(".sd-ahead .sd-figure .sd-chip-of").first).to_be_visible()
         assert serious(page, ".sd-ahead") == []
         place = arena.bounding_box()
         page.get_by_role("button", name="Skip").focus()
@@ -132,27 +137,71 @@ def test_the_page_does_without_a_recording(tabs: Tabs, url: str, script: Script)
     tabs.give_back(page)
 
 
-def test_each_step_is_shown_with_its_caption(opening: Page) -> None:
-    page = opening
-    seen = []
-    for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes"):
+def rounds_explained() -> dict[str, list[tuple[str, str]]]:
+    """The tokens, and what became of them, of a round with several right guesses, a wrong one and some after it, and of
+    one with right ones only."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for entry in ENTRIES:
+        if entry.lane == SPECULATIVE and isinstance(entry.event, Round):
+            tokens = [(text, code) for text, code in tokens_of([entry], SPECULATIVE)]
+            written = "".join(code for _, code in tokens)
+            if all(text.strip() and "\n" not in text for text, _ in tokens):
+                if re.match("aa+xu", written):
+                    found.setdefault(WRONG, tokens)
+                if re.fullmatch("aa+b", written):
+                    found[RIGHT] = tokens
+    return found
+
+
+def tiles(page: Page) -> list[tuple[str, str]]:
+    shown = page.locator("#race .sd-figure:not([hidden]) .sd-chip-of").evaluate_all(
+        "tiles => tiles.map((tile) => [tile.textContent, tile.classList[2] ?? ''])"
+    )
+    return [(text, code if code != "on" else "") for text, code in shown]
+
+
+def test_two_real_rounds_are_shown_large_and_then_the_race(opening: Page) -> None:
+    page, rounds = opening, rounds_explained()
+    for at, (name, phase, words) in enumerate(SCENES):
+        seconds = page.evaluate(f"specdemo.race.opening.scenes[{at}][2]")
         page.evaluate("seconds => tick(seconds)", seconds / 2)
-        seen.append((caption(page), kinds(page)))
+        assert caption(page) == words
+        if name:
+            known = {"keep": "a", "replace": "axur", "add": "ab"}.get(phase or "", "")
+            last = "" if known in ("", "a") else "rb"
+            expected = [(text.strip(), code if code in known else "") for text, code in rounds[name]]
+            *drafted, drawn = expected
+            wrong = [token for token in drafted if token[1] != "r"]
+            assert tiles(page) == [*wrong, *([drawn] if last else [])]
+            assert kinds(page) == "t"
+        else:
+            assert tiles(page) == []
+            assert len(tokens_shown(page, PLAIN)) < len(tokens_shown(page, SPECULATIVE))
         page.evaluate("seconds => tick(seconds)", seconds)
-    assert [words for words, _ in seen] == CAPTIONS
-    _, _, guess, read, keep, replace, _, second, add, _ = (shown for _, shown in seen)
-    known = guess.rstrip("g")
-    assert guess == read
-    assert len(guess) > len(known) + 1
-    assert keep == replace
-    assert keep.startswith(f"{known}a")
-    assert keep.endswith("r")
-    assert "x" in keep[len(known) :]
-    assert second.endswith("gg")
-    assert add == second.replace("g", "a") + "b"
     assert caption(page) == RESULT
+    expect(page.locator("#race .sd-badge")).to_have_text("Same text, word for word")
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(ENTRIES, lane)
+
+
+def test_it_is_held_and_goes_on(opening: Page) -> None:
+    page = opening
+    for hold in (lambda: page.keyboard.press("Space"), lambda: page.get_by_role("button", name="Pause").click()):
+        page.evaluate("document.activeElement.blur(), specdemo.race.opening.play(), frame()")
+        page.evaluate("tick(1)")
+        hold()
+        expect(page.locator("#race .sd-hold")).to_have_text("Go on")
+        states = page.locator("#race .sd-figure").evaluate(
+            "figure => figure.getAnimations({subtree: true}).map((animation) => animation.playState)"
+        )
+        assert "running" not in states
+        page.evaluate("tick(60)")
+        assert caption(page) == CAPTIONS[0]
+        page.locator("#race .sd-hold").click()
+        page.evaluate("tick(1)")
+        assert caption(page) == CAPTIONS[0]
+        page.evaluate("tick(1)")
+        assert caption(page) == CAPTIONS[1]
 
 
 def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Page) -> None:
@@ -191,17 +240,21 @@ def test_run_ends_it(visit: Visit, script: Script) -> None:
     expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
     assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
     page.evaluate("specdemo.race.opening.timer = null")
-    assert "tokens per target pass" in caption(page)
+    assert "tokens per target pass" in sentence(page)
 
 
 def test_whoever_wants_no_motion_sees_the_end_and_all_captions(visit: Visit, script: Script) -> None:
     page = visit()
     page.locator("#race .sd-arena[data-state=opened]").wait_for()
     shown = page.locator("#race .sd-captions").inner_text()
-    places = [shown.index(words) for words in CAPTIONS[2:6]]
+    places = [shown.index(words) for words in EXPLAINED]
     assert places == sorted(places)
     assert tokens_shown(page, SPECULATIVE) == tokens_of(ENTRIES, SPECULATIVE)
     assert page.evaluate("specdemo.race.opening.timer === undefined")
+    page.get_by_role("button", name="Again").click()  # as stills
+    expect(page.locator("#race .sd-sentence")).to_have_text(CAPTIONS[0])
+    assert len(tiles(page)) == len(rounds_explained()[WRONG]) - 1
+    assert page.evaluate("document.querySelector('#race .sd-figure').getAnimations({subtree: true}).length") == 0
     run(page)
     assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
 
@@ -222,7 +275,7 @@ def test_nothing_moves_and_axe_finds_nothing_serious(opening: Page, width: int, 
     page.evaluate(SHIFTS)  # from here on
     tops = page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.getBoundingClientRect().top)")
     assert max(tops) < 750  # on a phone, too: the form is below it
-    for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes")[:-1]:
+    for _, _, seconds, *_ in page.evaluate("specdemo.race.opening.scenes")[:-1]:
         page.evaluate("seconds => tick(seconds)", seconds)
     assert serious(page, "#race") == []
     page.keyboard.press("Escape")
@@ -298,9 +351,10 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
 
 def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script) -> None:
     page = visit("?prompt=one+two+three+four+five")
+    settings(page)
     page.click("#lanes button")
     page.click("#lane2 input")
-    page.get_by_role("option", name="ngram", exact=True).click()
+    page.get_by_role("option", name=re.compile("· ngram$")).click()
     page.click("#k2 input")
     page.get_by_role("option", name="3", exact=True).click()
     run(page)

@@ -65,7 +65,7 @@ def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
         assert events[-1]["figures"]["tokens"] == stats.tokens
         assert events[-1]["at"] == pytest.approx(stats.seconds)
         assert told["lanes"][lane]["prompt"] == stats.prompt_tokens
-    assert told["end"]["exactness"]["title"] == "Identical to the target alone"
+    assert told["end"]["exactness"]["title"] == "Same text, word for word"
     assert told["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
 
 
@@ -131,7 +131,7 @@ def test_more_lanes_are_told_whatever_they_are_called() -> None:
         **end,
         "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
         "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
-        "memory_shares": {**end["memory_shares"], "drafted-2": end["memory_shares"][SPECULATIVE]},
+        "headline": f"{NAMES[0]}: {end['headline']}",
         "verdicts": dict.fromkeys((NAMES[0], NAMES[2]), end["verdicts"][SPECULATIVE]),
         "sentence": f"The fastest lane is {NAMES[0]}, tied with {NAMES[2]}. {end['sentence']}",
     }

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
-from statistics import fmean
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,7 +23,7 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
-from .browser import discarded, fill, run, sentence, tokens_of, tokens_shown, wait_until
+from .browser import discarded, fill, headline, run, sentence, settings, tokens_of, tokens_shown, wait_until
 from .conftest import Tabs, Used, Visit, reused
 from .scripted import MEMORY_RATE, PLACEMENT, Script
 
@@ -86,7 +85,7 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(raced: Raced) -> None:
     assert figures[2] == f"{stats.tokens_per_round:.2f}"
     counts = page.locator(".sd-column b").all_inner_texts()
     assert [int(count or 0) for count in counts] == [stats.accepted_lengths.get(n, 0) for n in range(5)]
-    assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
+    assert page.locator(".sd-badge").inner_text() == "Same text, word for word"
     assert page.locator("[data-lane=speculative] .sd-rate b").inner_text() == f"{stats.tokens_per_second:.1f}"
     assert page.locator(".sd-ratio").inner_text().endswith("×")
     assert "2.6 tokens per target pass" in sentence(page)
@@ -110,17 +109,32 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
     assert f"{found.tokens:.1f} tokens per target pass" in sentence(page)
 
 
-def test_a_lane_says_how_close_its_passes_come_to_what_the_memory_allows(raced: Raced) -> None:
+def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     page, entries = raced
-    for lane in (PLAIN, SPECULATIVE):
-        times = Stats.of(entry.event for entry in entries if entry.lane == lane).verify_times
-        share = PLACEMENT["cpu"] / fmean(times) / MEMORY_RATE
-        shown = page.locator(f"#race [data-lane={lane}] .sd-memory")
-        assert shown.inner_text() == f"A pass reads at {share:.0%} of the memory's speed"
-    shown.hover()
-    assert "the memory read 30.0 GB/s." in page.locator(".sd-tip").inner_text()
-    page.evaluate("specdemo.race.lanes.plain.tellMemory(null)")
-    assert page.locator("#race [data-lane=plain] .sd-memory").inner_text() == ""
+    plain, drafted = (Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
+    found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
+    assert found is not None
+    assert found.draft_cost is not None
+    assert found.check_cost is not None
+    assert page.locator("#race .sd-sentence").inner_text() == f"{found.speed_up:.2f} times as fast."
+    chips, tip = page.locator("#race .sd-fact"), page.locator(".sd-tip.open")
+    longer = max(found.check_cost - 1, 0)
+    for chip, value, name, words in zip(
+        chips.all(),
+        (f"{found.tokens:.1f}", f"{found.draft_cost:.0%}", f"{longer:.0%}"),
+        ("tokens per pass", "cost of a draft", "cost of a check"),
+        (
+            "with the drafter, 1 without it",
+            "of the time of a pass of the target alone",
+            "Checking a draft makes a pass",
+        ),
+        strict=True,
+    ):
+        assert chip.inner_text() == f"{value} {name}"
+        chip.focus()
+        assert value in tip.inner_text()
+        assert words in tip.inner_text()
+    page.keyboard.press("Escape")
 
 
 def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> None:
@@ -151,6 +165,7 @@ PAINTED = """([lane, stacks]) => {  // the passes of a lane's strip, and how man
 
 
 def test_the_strip_shows_every_pass_to_scale_with_its_tokens_and_opens_its_round(page: Page, script: Script) -> None:
+    settings(page)
     page.check("#auto input")
     fill(page, max_new_tokens=40)
     run(page, "one two three four five six seven")
@@ -184,7 +199,7 @@ def test_a_difference_is_shown_with_its_place_and_gap(page: Page, script: Script
 def test_above_temperature_zero_the_badge_follows_the_rule(page: Page, script: Script) -> None:
     fill(page, temperature=0.8)
     for same_draws, differ_at, title in (
-        (True, None, "Identical to the target alone"),
+        (True, None, "Same text, word for word"),
         (True, 1, "First difference at token 2"),
         (False, 1, "Different text, same distribution"),
         (False, None, "Same text, same distribution"),
@@ -196,6 +211,7 @@ def test_above_temperature_zero_the_badge_follows_the_rule(page: Page, script: S
 
 
 def test_same_draws_can_be_chosen_above_temperature_0_only(page: Page, script: Script) -> None:
+    settings(page)
     expect(page.locator("#match")).to_be_hidden()
     page.locator("#temperature input[type=range]").focus()
     page.keyboard.press("ArrowRight")
@@ -211,6 +227,7 @@ def test_same_draws_can_be_chosen_above_temperature_0_only(page: Page, script: S
 
 def test_whatever_is_typed_or_generated_is_shown_literally(page: Page, script: Script) -> None:
     prompt = " ".join(CORPUS)
+    settings(page)
     page.fill("#max-new-tokens input", str(len(prompt)))
     run(page, prompt)
     shown = "".join(text for text, code in tokens_shown(page, PLAIN) if code not in "xu")
@@ -283,7 +300,7 @@ def test_the_tooltip_fits_a_phone(raced: Raced) -> None:
 def test_tokens_can_be_read_with_the_arrow_keys(raced: Raced) -> None:
     page, _ = raced
     page.locator("[data-lane=speculative] .sd-pane").focus()
-    for key in ("ArrowRight", "ArrowRight", *["ArrowLeft"] * 4):  # its round in sight, back over its guesses
+    for key in ("ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     assert page.evaluate("document.activeElement.textContent") == WRONG_TOKEN
     assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "sd-tooltip"
@@ -301,8 +318,8 @@ def test_stop_stops_and_the_next_run_works(page: Page, script: Script) -> None:
     page.click("#stop")
     page.locator(".sd-arena[data-state=ended]").wait_for()
     assert time.monotonic() - began < 5
-    assert sentence(page).startswith("Stopped.")
-    assert page.locator(".sd-badge").inner_text() == "Identical so far"
+    assert headline(page).startswith("Stopped.")
+    assert page.locator(".sd-badge").inner_text() == "Same text so far"
     assert script.open_races == 0
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
@@ -421,7 +438,7 @@ def test_giving_a_race_up_does_not_stop_the_next_one(page: Page, script: Script)
             route.continue_()
     script.gate.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()
-    assert not sentence(page).startswith("Stopped.")
+    assert not headline(page).startswith("Stopped.")
     assert len(tokens_shown(page, PLAIN)) == 5
 
 
@@ -446,21 +463,22 @@ def test_a_result_says_what_it_was_run_with(page: Page, script: Script) -> None:
     run(page)
     assert how.inner_text() == "at K auto, temperature 0"
     page.click("#drafter input")
-    page.get_by_role("option", name="none", exact=True).click()
+    page.get_by_role("option", name=re.compile("none$")).click()
     run(page)
     assert how.inner_text() == "at temperature 0"
     page.click("#drafter input")
-    page.get_by_role("option", name="ngram", exact=True).click()
+    page.get_by_role("option", name=re.compile("· ngram$")).click()
     page.check("#tree input")
     fill(page, k=63, temperature=0.75)
     run(page)
     assert how.inner_text() == "by trees of 63, temperature 0.75"
     page.uncheck("#tree input")
     page.click("#drafter input")
-    page.get_by_role("option", name="prompt-lookup", exact=True).click()
+    page.get_by_role("option", name=re.compile("· prompt-lookup$")).click()
 
 
 def test_the_trace_can_be_downloaded_and_read_back(page: Page, script: Script) -> None:
+    settings(page)
     page.fill("#seed input", "7")
     run(page, 'say "../../etc" </b>')
     with page.expect_download() as download:
@@ -487,7 +505,7 @@ def test_a_trace_that_is_gone_leaves_the_result(page: Page, script: Script) -> N
     expect(gone).to_contain_text("The server cannot be reached.")
     expect(gone).to_be_in_viewport()
     assert sentence(page) == found
-    assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
+    assert page.locator(".sd-badge").inner_text() == "Same text, word for word"
 
 
 def test_what_was_thrown_away_is_not_copied(raced: Raced) -> None:
@@ -534,9 +552,8 @@ def test_several_readers_are_a_wall_of_lanes_with_and_without_the_drafter(page: 
     assert sentence(page).startswith("With 4 readers at once prompt-lookup makes all of them ")
     assert "rows instead of 4" in sentence(page)
     assert page.locator(".sd-why-exact").inner_text().startswith("All 4 readers get exactly the text")
-    assert (
-        page.locator(".sd-spoken").text_content()
-        == f"The race is over. {sentence(page)} Identical to the target alone."
+    assert page.locator(".sd-spoken").text_content() == (
+        f"The race is over. {headline(page)} Same text, word for word. {sentence(page)}"
     )
     lanes.first.locator(".sd-pane").focus()
     expect(lanes.first.locator(".sd-pane")).to_be_focused()
@@ -564,13 +581,13 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     page.locator("[data-lane='prompt-lookup 2'] .tok.a").nth(9).wait_for()
     page.click("#stop")
     page.locator("#race .sd-arena[data-state=ended]").wait_for()
-    assert sentence(page).startswith("Stopped. With 2 readers at once")
+    assert headline(page).startswith("Stopped.")
     page.click("#race .sd-again")
     replay = page.locator("#replay")
     expect(replay.locator(".sd-play")).to_be_enabled()
     replay.locator(".sd-play").focus()
     page.keyboard.press("End")
-    expect(replay.locator(".sd-sentence")).to_contain_text("With 2 readers at once")
+    expect(replay.locator(".sd-say")).to_contain_text("With 2 readers at once")
     assert replay.locator(".sd-lane").evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == [
         *("alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2")
     ]

@@ -30,7 +30,7 @@ from specdemo.ui.serving.head import Head
 from specdemo.ui.serving.line import MODEL
 from specdemo.ui.serving.stream import _news
 
-from .browser import run, served_engine, tokens_shown, wait_until
+from .browser import run, served_engine, settings, tokens_shown, wait_until
 from .conftest import HIDE, Visit
 from .scripted import PROMPTS, Script, ScriptedLoaded
 from .test_jobs import in_a_loop_of_its_own
@@ -309,6 +309,7 @@ def test_a_race_beside_which_another_page_was_served_says_so(page: Page, script:
         why = page.locator("#replay .sd-why-exact")
         expect(why).to_contain_text(words) if has else expect(why).not_to_contain_text("Disturbed")
         page.get_by_role("tab", name="Race").click()
+        settings(page)
         page.fill("#max-new-tokens input", "7")
         page.click("#run")  # with nobody else
         expect(page.locator("#race .sd-tokens").first).to_have_text("7 of 7 tokens")

@@ -15,7 +15,7 @@ from specdemo.studies.study import Study
 from specdemo.ui.lab.run import LabRun
 
 from ..made_up import Counting
-from .browser import choose, run, served, wait_until
+from .browser import choose, run, served, settings, wait_until
 from .conftest import Visit
 from .scripted import Script, stand_in
 
@@ -69,6 +69,7 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
     run(racing, "   ", until="failed")
     expect(racing.locator("#race .sd-sentence")).to_have_text("The prompt is empty: type something first.")
     racing.fill("#prompt textarea", "one two")
+    settings(racing)
     racing.fill("#max-new-tokens input", "-5")
     run(racing, until="failed")
     words_of_limit = "max new tokens must be a whole number from 1 to 2,000, not -5."

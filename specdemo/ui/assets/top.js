@@ -24,12 +24,12 @@ export const mountTop = (element, props, watch, trigger) => {
     progress.hidden = stage !== "loading";
     if (fraction === null) progress.removeAttribute("value");
     else progress.value = fraction;
-    const choices = props.drafters.map((name) => [name in missing() ? `${name} (${missing()[name]})` : name, name]);
+    const choices = props.drafters.map(([words, name]) => [name in missing() ? `${words} (${missing()[name]})` : words, name]);
     if (JSON.stringify(choices) === JSON.stringify(told)) return; // so that an open list stays open
     told = choices;
     trigger("able");
   };
-  let told = props.drafters.map((name) => [name, name]);
+  let told = props.drafters;
   /** What the lists of drafters are to hold, see tab.py of the race: those that the preset cannot use with the reason. */
   page.able = () => {
     const lanes = [["No lane", ""], ...told.filter(([, name]) => name !== "none")];
@@ -149,6 +149,10 @@ document.addEventListener("keydown", (event) => {
     return press("run");
   }
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
+  if (event.key === " " && page.race?.state === "opening" && !event.target.closest?.("button, input, select, textarea, dialog[open]")) {
+    event.preventDefault();
+    return page.race.opening.hold();
+  }
   const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
   if (typing || inDialog || !page.fields || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const key = event.key.toLowerCase();

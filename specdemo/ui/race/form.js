@@ -4,6 +4,8 @@ import { page } from "../assets/page.js";
 
 // --- the examples
 
+const SHOWN = 3; // of a kind, until one asks for more
+
 export const mountExamples = (element, props, watch, trigger) => {
   const [categories, prompts] = [["sd-categories", "Kinds of examples"], ["sd-prompts", "Examples"]].map(([name, label]) =>
     Object.assign(sd.make("div", name), { role: "group", ariaLabel: label }),
@@ -14,9 +16,13 @@ export const mountExamples = (element, props, watch, trigger) => {
       props.value = prompt;
       trigger("pick");
     };
-    prompts.replaceChildren(
-      ...props.prompts[category].map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt })),
-    );
+    const chips = props.prompts[category].map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt }));
+    const rest = chips.splice(SHOWN);
+    const more = sd.button("sd-chip sd-more", `${rest.length} more`, () => {
+      more.replaceWith(...rest);
+      rest[0].focus();
+    });
+    prompts.replaceChildren(...chips, ...(rest.length ? [more] : []));
   };
   for (const category of Object.keys(props.prompts)) {
     if (category === props.hard[0]) categories.append(sd.make("span", "sd-hard", "Harder to guess:"));

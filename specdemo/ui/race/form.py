@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
+from ...drafters.names import menu as drafters
 from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
 from ...racing.asked import AT_ONCE, TREE
@@ -24,7 +25,7 @@ MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 ASKED = [name for name in SETTINGS if name != "rule"]
 FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES), AT_ONCE.name
 NO_LANE = ""
-LANE_CHOICES = [("No lane", NO_LANE), *((name, name) for name in DRAFTERS if name != "none")]  # of one more lane
+LANE_CHOICES = [("No lane", NO_LANE), *(choice for choice in drafters() if choice[1] != "none")]  # of one more lane
 CHAT, RAW = "chat", "raw"
 NODES = AUTO, 4, 8, 16, 32, MAX_NODES  # of the trees of one more lane
 K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tree, {k}", f"{TREE}{k}") for k in NODES)]
@@ -62,9 +63,19 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    with gr.Accordion("Settings: drafter, K, temperature, model", open=False, elem_id="settings"):
+        _add_settings(form, presets, chosen, budgets)
+    return form
+
+
+def _add_settings(
+    form: dict[str, Any], presets: Mapping[str, Preset], chosen: Mapping[str, Any], budgets: Budgets
+) -> None:
+    """What most visitors leave as it is."""
+    first = next(iter(presets.values()))
     drafter, tree, temperature = chosen["drafter"], chosen["tree"], chosen["temperature"]
     form["drafter"] = gr.Dropdown(
-        list(DRAFTERS), value=drafter, label="Drafter", info=describe(first, drafter), elem_id="drafter"
+        drafters(), value=drafter, label="Drafter", info=describe(first, drafter), elem_id="drafter"
     )
     with gr.Row(elem_id="k-row"):
         form["k"] = gr.Slider(
@@ -129,7 +140,6 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         with gr.Row():
             form |= {name: _number(name) for name in ASKED if name not in form and name != "stop"}
         form["stop"] = gr.Textbox("", label="Stop strings, one per line", lines=2, max_lines=4, elem_id="stop-strings")
-    return form
 
 
 def _number(name: str, value: float | None = None, control: Callable[..., Any] = gr.Number, **more: Any) -> Any:

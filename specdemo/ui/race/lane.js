@@ -6,12 +6,6 @@ import { isEmitted, isTree, likeliest, walk } from "./tree.js";
 const ALONE = "In each pass, the target writes one token.";
 const DRAFTED = "In each pass, the target checks several of the drafter's guesses.";
 const PASSES = ["Passes", "How often the target ran, including the pass that reads the prompt. A pass takes nearly the same time for one token as for several."];
-const READ = "Weights read";
-const MEMORY = "Share of the memory's speed";
-const gigabytes = (bytes) => {
-  const size = bytes / 1e9;
-  return size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
-};
 const ENDINGS = { eos: "end of text", stop: "stop string", length: "token limit" };
 
 /** One lane: its pane and the head above it. Events wait in `events` until the next frame. */
@@ -40,20 +34,17 @@ export class Lane {
     this.parts.pane.setAttribute("aria-label", `Text of the lane: ${text}`);
   }
 
-  /** `settings` are those of the run that begins; `bytes`, how much a pass of the target reads, null if unknown. */
-  clear({ max_new_tokens: max, rule }, bytes = null) {
-    Object.assign(this, { max, rule, bytes, nodes: "drafted", events: [], figures: null, stuck: true });
+  /** `settings` are those of the run that begins. */
+  clear({ max_new_tokens: max, rule }) {
+    Object.assign(this, { max, rule, nodes: "drafted", events: [], figures: null, stuck: true });
     Object.assign(this, { passes: 0, tokens: 0, drafted: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
     this.parts.text.replaceChildren();
     this.strip.clear();
     const [none, most, clock] = max ? ["0", `of ${max} tokens`, "0.00 s"] : ["–", "tokens", "–"];
-    const shown = { state: "", rate: "–", read: "–", passes: none, tokens: none, passWord: "passes", most, clock, drafted: "" };
+    const shown = { state: "", rate: "–", passes: none, tokens: none, passWord: "passes", most, clock, drafted: "" };
     for (const [part, text] of Object.entries(shown)) this.parts[part].textContent = text;
     this.parts.bar.style.transform = "scaleX(0)";
-    const size = bytes && `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`;
-    this.tellMemory(null);
-    this.parts.readWhy.sdWhy = [READ, size || "The size of the target's weights is not known."];
   }
 
   atBottom() {
@@ -90,12 +81,10 @@ export class Lane {
     return this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : null;
   }
 
-  /** If `still`, nothing of it moves: each frame of a fading guess costs the engine time if it has no other cores. */
-  draw(still) {
+  draw() {
     if (this.events.length) {
       const fragment = document.createDocumentFragment();
       for (const [row, ends] of this.events) fragment.append(this.round(row, ends));
-      if (still) for (const ghost of fragment.querySelectorAll(".sd-ghost")) ghost.classList.add("sd-still");
       this.events = [];
       this.guesses.remove();
       this.drawn = null;
@@ -139,7 +128,6 @@ export class Lane {
       passWord: this.passes === 1 ? "pass" : "passes",
       tokens: String(this.tokens),
       drafted: this.drafted ? `${this.drafted} ${this.nodes}` : "",
-      read: this.bytes ? gigabytes(this.passes * this.bytes) : "–",
       clock: `${this.clock.toFixed(2)} s`,
     };
     if (this.exact && this.figures.finish_reason) shown.state = ENDINGS[this.figures.finish_reason];
@@ -147,20 +135,8 @@ export class Lane {
     parts.bar.style.transform = `scaleX(${Math.min(1, this.tokens / this.max)})`;
   }
 
-  /** How close its passes come to what the memory allows, null if unknown; `rate` is that of the memory, in bytes per second. */
-  tellMemory(share, rate) {
-    const { memory } = this.parts;
-    const known = share !== null;
-    const size = sd.percent(share);
-    memory.textContent = known ? `A pass reads at ${size} of the memory's speed` : "";
-    memory.sdWhy = known && [MEMORY, `A pass reads all weights from memory, so it cannot be faster than the memory. Right after the race the memory read ${gigabytes(rate)} GB/s. The passes of this lane read at ${size} of that.`];
-    if (known) memory.tabIndex = 0;
-    else memory.removeAttribute("tabindex");
-  }
-
-  /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. Those that were
-   *  discarded take no room in the text: they stand above it for a moment, in a tree above the token that was written
-   *  where they were drafted, see race.css. */
+  /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. A rejected one stays,
+   *  and no line ends between it and what took its place. Whatever else was discarded shows where one points at it. */
   round([index, k, tokens], ends) {
     const group = k ? sd.make("span", "sd-rd") : document.createDocumentFragment();
     const newest = tokens.findLast(isEmitted);
@@ -172,8 +148,11 @@ export class Lane {
         span.sdToken = { token, index, k, rule: this.rule, own, tried, tokens };
         return span;
       };
-      if (discarded.length) fork.append(sd.make("span", "sd-ghost", ...discarded.map(told)));
-      if (own) fork.append(told(own));
+      const [wrong, ...others] = discarded[0]?.[1] === "x" ? discarded : [null, ...discarded];
+      const ghost = others.length ? [sd.make("span", "sd-ghost", ...others.map(told))] : [];
+      if (wrong && /^\s/.test(wrong[0] + own?.[0])) fork.append(sd.make("wbr")); // a line may end before both
+      if (wrong) fork.append(sd.make("span", "sd-pair", told(wrong), ...ghost, ...(own ? [told(own)] : [])));
+      else fork.append(...ghost, ...(own ? [told(own)] : []));
       if (tree) group.append(fork);
     }
     for (const [, code] of tokens) if (code) this.counts[code] += 1;

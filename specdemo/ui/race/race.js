@@ -6,7 +6,7 @@ import { sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
-import { PACE, PACES, Show, still } from "./show.js";
+import { PACE, PACES, Show } from "./show.js";
 import { scaleOf } from "./strip.js";
 import { tooltips } from "./tooltip.js";
 import { Wall, readersOf } from "./wall.js";
@@ -76,7 +76,8 @@ export class Race extends Job {
     });
     const clicks = {
       next: () => show.next(),
-      skip: () => (this.state === "opened" ? this.opening.play() : this.skip()),
+      hold: () => this.opening.hold(),
+      skip: () => (this.state === "opened" ? this.opening.play(true) : this.skip()),
       trace: () => this.download(),
       again: () => page.showReplay(),
       link: () => this.trigger("link"),
@@ -150,7 +151,9 @@ export class Race extends Job {
     sd.put(parts.scale, this.is("opening", "opened") ? "A recording." : show.scale);
     parts.next.hidden = show.pace !== "rounds";
     parts.next.disabled = !show.waits || !this.is("running", "showing");
-    parts.skip.disabled = !(this.is("showing", "opening") || (opened && !still()));
+    parts.hold.hidden = !this.is("opening");
+    sd.put(parts.hold, this.opening?.held ? "Go on" : "Pause");
+    parts.skip.disabled = !this.is("showing", "opening", "opened");
     sd.put(parts.skip, opened ? "Again" : "Skip");
   }
 
@@ -164,6 +167,7 @@ export class Race extends Job {
     this.parts.sentence.textContent = sentence;
     this.badge("", "");
     this.parts.why.textContent = more;
+    this.tell([], "");
     this.behind({});
     page.beside[this.button]?.({ [this.is("failed") ? "error" : "words"]: this.is("running", "showing") ? "" : sentence });
   }
@@ -171,6 +175,16 @@ export class Race extends Job {
   badge(title, mark) {
     this.parts.badge.textContent = title;
     this.parts.badge.dataset.mark = mark;
+  }
+
+  /** Three figures, each with a sentence for those who point at it, and a sentence on all. */
+  tell(chips, sentence) {
+    this.parts.told.textContent = sentence;
+    const shown = chips.map(({ name, value, sentence: own }) => {
+      const chip = sd.make("span", "sd-fact", sd.make("b", "", value), ` ${name}`);
+      return Object.assign(chip, { tabIndex: 0, sdWhy: [name, own] });
+    });
+    this.parts.chips.replaceChildren(...shown);
   }
 
   /** What the verdicts rest on, for those who ask. */
@@ -260,7 +274,7 @@ export class Race extends Job {
     this.say("running");
     if (request.others?.length) this.lay(...readersOf(request));
     else this.lay([["plain", "Target alone"], ...draftedLanes(request)]);
-    for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
+    for (const lane of Object.values(this.lanes)) lane.clear(request.settings);
     this.due = 0;
     this.scale = null;
     const { k, tree, temperature } = request.settings;
@@ -286,19 +300,16 @@ export class Race extends Job {
     const lanes = Object.values(verdicts);
     this.speed(end.speed_up, lanes.length > 0 && lanes.every(({ slower }) => slower));
     const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
-    this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
+    const short = end.headline || end.sentence;
+    this.words(end.stopped ? `Stopped. ${short}` : short, why);
+    this.tell(end.chips, end.headline && end.sentence);
     this.behind(verdicts);
     this.badge(end.exactness.title, end.exactness.mark);
-    this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
+    this.parts.spoken.textContent = `The race is over. ${short} ${end.exactness.title}. ${end.headline && end.sentence}`.trim();
     this.parts.trace.disabled = this.parts.again.disabled = false;
-    this.tellMemory(end);
     this.wall?.drawFigures(["plain", "speculative"].map((group) => end.stats[group].tokens_per_second_of_all));
     this.charts.show(end.stats, end.speed_ups, true);
     this.say("ended");
-  }
-
-  tellMemory({ memory_shares: shares, memory_rate: rate }) {
-    for (const [name, share] of Object.entries(shares)) this.lanes[name]?.tellMemory(share, rate);
   }
 
   /** How many tokens the best lane with a drafter is ahead of the other: a ratio would drift until the end. */
@@ -333,11 +344,10 @@ export class Race extends Job {
   draw() {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
-    const calm = this.show.measures || (this.is("opening") && this.opening.leads);
     const strips = this.wall ? [] : lanes.map(({ strip }) => strip); // small lanes show none
     this.scale = scaleOf(strips, this.scale);
     for (const strip of strips) strip.draw(this.scale);
-    for (const lane of lanes) lane.draw(calm);
+    for (const lane of lanes) lane.draw();
     if (this.is("running", "showing", "opening", "opened") && now >= this.due) this.drawFigures(now);
     // After everything else: it makes the browser lay out what has changed.
     for (const lane of lanes) lane.scroll();

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
 from ...racing.asked import Request, fitted
-from ...racing.figures import memory_rate_of, weight_bytes
+from ...racing.figures import memory_rate_of
 from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, Said, has_every_core
@@ -116,7 +116,6 @@ class Run(Job):
         too, takes the time in which it draws from the engine."""
         return {
             **shown_request(self.request),
-            "weight_bytes": weight_bytes(self.header["environment"]),
             "shared": self._shared,
         }
 

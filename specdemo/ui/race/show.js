@@ -40,8 +40,8 @@ export class Show {
   }
 
   /** Begin with a recording, see playable.py; an `end` makes it known as a whole. */
-  load({ request, weight_bytes, lanes }, end, opened) {
-    this.start({ ...request, weight_bytes, lanes: Object.keys(lanes) }, opened);
+  load({ request, lanes }, end, opened) {
+    this.start({ ...request, lanes: Object.keys(lanes) }, opened);
     this.add(Object.fromEntries(Object.entries(lanes).map(([lane, { events }]) => [lane, events])), end);
   }
 

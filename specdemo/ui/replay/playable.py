@@ -2,7 +2,7 @@
 
 The trace is a recording that ships, the race that a visitor has just run, or a visitor's file:
 
-    request   what was asked for; `facts` says where it ran, `weight_bytes` what a pass reads, `kind` whose trace it is
+    request   what was asked for; `facts` says where it ran, `kind` whose trace it is
     lanes     {side: {"title": text or None, "prompt": tokens of the prompt, "events": [event, ...]}}; the side "plain",
               the first, has the target alone if it is among the lanes; a `note` says if there are more than four;
               the sides of several readers are the names of their lanes
@@ -23,7 +23,6 @@ from typing import Any
 from ...decoding.events import Round, parents_of, path_of
 from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.compare import NOTHING_YET
-from ...racing.figures import weight_bytes
 from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
@@ -80,7 +79,6 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     return {
         "request": shown_request(request),
         "facts": facts,
-        "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
         "lanes": {
             side: {
@@ -158,7 +156,7 @@ def _ending(
             found, sentence=sentence, badge={**NOTHING_YET, "words": "There is nothing to compare it with."}
         )
     told = found.ending(header.get("disturbed") is True)
-    for figures in ("speed_ups", "stats", "memory_shares"):
+    for figures in ("speed_ups", "stats"):
         told[figures] = {sides.get(name, name): value for name, value in told[figures].items()}
     return {**told, "verdicts": {name: verdict.as_dict() for name, verdict in found.verdicts.items()}}
 

@@ -2,6 +2,7 @@
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { Race } from "../race/race.js";
+import { roundsOf } from "../race/round.js";
 import { Step } from "./step.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
@@ -48,7 +49,7 @@ class Replay {
     this.race.measure = "speed-up, recorded";
     this.race.speed(null);
     this.step = new Step(this);
-    this.race.parts.panes.after(this.step.node);
+    this.race.parts.figure.parentNode.after(this.step.node);
     this.race.openRound = (at) => this.openRound(at);
     this.which = this.parts.which;
     this.chosen = ""; // what is shown, by its name in the list
@@ -156,7 +157,7 @@ class Replay {
     this.tell();
     this.show.load(data, data.end, () => this.opened());
     this.lane = [this.race.stepped, ...Object.keys(data.lanes)].find((lane) => data.lanes[lane]); // gone through round by round
-    this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
+    this.rounds = roundsOf(data.lanes[this.lane]);
     this.end = this.parts.scrub.max = this.show.horizon;
     this.ready(true);
     this.jump(0);
@@ -204,7 +205,6 @@ class Replay {
       lane.node.hidden = !recorded;
       if (recorded?.title) lane.title(recorded.title);
     }
-    this.race.tellMemory(this.data.end); // now, so that nothing moves when it ends
     this.caption = "";
   }
 

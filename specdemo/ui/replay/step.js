@@ -1,12 +1,11 @@
 // Step through: one round of a recording, slowed down to its single decisions.
 import * as sd from "../assets/page.js";
 import { equals, line, make, many, millis, said, share } from "../assets/page.js";
-import { PLACE, isEmitted, isTree } from "../race/tree.js";
+import { roundOf, tiles } from "../race/round.js";
 import { treeSteps } from "./tree_steps.js";
 
 const SHOWN = 7; // tokens of a distribution; the rest is one bar
 const RACED = 10; // tokens of an exponential race
-const TAIL = 60; // characters of the text before the round
 const WHY = {
   r: "The target's own token takes the place of the rejected one",
   b: "All drafted tokens passed, so the target's next token comes for free",
@@ -90,25 +89,13 @@ export class Step {
   }
 
   /** What is known of a round, and the steps that show it. */
-  read({ row, places, seconds, ahead }) {
+  read({ places, seconds, ahead }) {
     const { player } = this;
-    const tokens = row[2];
     const { temperature, rule } = player.data.request.settings;
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
-    Object.assign(this, { seconds, places, ahead });
-    this.draft = tokens.filter((token) => token.length > 3);
-    this.branches = isTree(tokens);
-    this.path = this.branches ? this.draft.filter(([, code]) => code === "a") : this.draft; // what is tested, from left to right
-    this.tested = this.path.filter(([, code]) => code !== "u").length;
-    this.last = tokens.find((token) => token.length === 3); // drawn after the draft; none if the text ended in it
-    const before = player.rounds.slice(0, this.at).flatMap((round) => round.row[2]).filter(isEmitted);
-    const first = player.data.lanes[player.lane].events[0].row[2];
-    const letters = [...[...first, ...before].map(([piece]) => piece).join("")]; // a slice of the string could cut an emoji in two
-    this.text = (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join("");
-    this.written = 1 + before.length;
-    this.emitted = tokens.filter(isEmitted).length;
-    this.steps = this.branches ? treeSteps(this, tokens) : this.chainSteps();
+    Object.assign(this, { seconds, places, ahead }, roundOf(player.data.lanes[player.lane], this.at));
+    this.steps = this.branches ? treeSteps(this, this.tokens) : this.chainSteps();
     this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
   }
 
@@ -140,23 +127,11 @@ export class Step {
       if (at === step) item.setAttribute("aria-current", "step");
       else item.removeAttribute("aria-current");
     });
-    this.drawRow(this.steps[step].place ?? -1);
+    this.parts.row.replaceChildren(...tiles(this, this.steps[step].place ?? -1));
     const [words, ...body] = this.steps[step].draw();
     this.parts.words.textContent = words;
     this.parts.body.replaceChildren(...body);
     this.node.style.minHeight = `${this.node.offsetHeight}px`; // it never shrinks, so that the buttons stay where they are
-  }
-
-  /** The text so far and the draft; what became of a drafted token shows from its own test on. */
-  drawRow(place) {
-    const chips = (this.branches ? this.path.slice(0, place + 1) : this.draft).map(([text, code], at) => {
-      const failed = at > this.tested - 1 && place >= this.tested - 1;
-      const chip = make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(text));
-      if (at === place) chip.classList.add("on");
-      return chip;
-    });
-    if (this.last && place >= this.draft.length) chips.push(make("span", `sd-chip-of tok ${this.last[1]}`, line(this.last[0])));
-    this.parts.row.replaceChildren(make("span", "sd-before", line(this.text)), ...chips);
   }
 
   drawDraft() {
@@ -246,7 +221,7 @@ export class Step {
     const cells = make("div", "sd-cache", make("span", "sd-cell sd-held", `prompt, ${prompt}`));
     if (this.written > 1) cells.append(make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
     const pending = (this.at ? rounds[this.at - 1] : events[0]).row[2].at(-1); // when the round began
-    const stays = [0, ...this.path.map((token) => token[PLACE])].slice(0, this.emitted);
+    const stays = this.stays.slice(0, this.emitted);
     [pending, ...this.draft].forEach(([text], at) => {
       const kept = stays.includes(at);
       const cell = make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
