@@ -37,7 +37,7 @@ def stream_route(runs: Runs) -> Route:
         if not await may_see(request):
             return Response(status_code=401)
         run = runs.find(Job, request.path_params["run"])
-        first = _after(request.headers.get("last-event-id", ""))
+        first = after(request.headers.get("last-event-id", ""))
         if run is None or (run.ended.is_set() and first >= len(run.messages)):
             return Response(status_code=204)  # which tells the browser not to ask again
         return StreamingResponse(_events(run, first), media_type="text/event-stream")
@@ -56,7 +56,7 @@ async def may_see(request: Request) -> bool:
         return (await client.get(root + LOGIN_CHECK, headers=cookies)).status_code == 200
 
 
-def _after(last: str) -> int:
+def after(last: str) -> int:
     """The number of the message after the last one that the browser has; 0 if it has none."""
     short = last.isascii() and last.isdecimal() and len(last) < MAX_DIGITS
     return int(last) + 1 if short else 0
@@ -116,7 +116,7 @@ def status_route(runs: Runs) -> Route:
 
 async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
     loop, said, at = asyncio.get_running_loop(), "", 0.0
-    with following(runs.engine.followers) as changed:
+    with following(runs.engine.followers) as changed, runs.present(session):
         while True:
             changed.clear()
             line = _line(runs, session)
