@@ -131,6 +131,23 @@ def test_messages_are_made_once_for_all_watchers_who_keep_no_race_alive() -> Non
     assert all(one is other for one, other in zip(before, watch.feed.update(), strict=True))
 
 
+def test_all_watchers_together_are_sent_no_more_than_so_many_events_in_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, runs, slept = Script(), Runs(), list[float]()
+    raced(script, runs, max_new_tokens=4)
+    watches, watch = shared(runs)
+    watches.end(watch)
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("specdemo.ui.watch.routes.asyncio.sleep", sleep)
+    for watch.watchers in (1, 64):
+        in_a_loop_of_its_own(until(_events(watch, 0), lambda text: ENDED.decode() in text))
+    assert slept == [1 / 64, 1.0]
+
+
 # The routes ------------------------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,17 @@ def following(followers: set[Callable[[], None]]) -> Iterator[asyncio.Event]:
         followers.discard(wake)
 
 
+async def is_set(news: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event, but no longer than this; whether it was set. Takes less time than `asyncio.wait_for`."""
+    loop = asyncio.get_running_loop()
+    end = loop.call_later(seconds, news.set)
+    try:
+        await news.wait()
+    finally:
+        end.cancel()
+    return loop.time() < end.when()
+
+
 async def _events(run: Job, first: int) -> AsyncIterator[str]:
     """Sleeps until the run has news. Polling would take time from the engine, which uses every core."""
     try:
@@ -89,11 +100,8 @@ async def _events(run: Job, first: int) -> AsyncIterator[str]:
                 while first < len(run.messages):
                     yield f"id: {first}\ndata: {run.messages[first]}\n\n"
                     first += 1
-                if not ended:
-                    try:
-                        await asyncio.wait_for(news.wait(), KEEP_ALIVE_SECONDS)
-                    except asyncio.TimeoutError:
-                        yield ": still here\n\n"
+                if not ended and not await is_set(news, KEEP_ALIVE_SECONDS):
+                    yield ": still here\n\n"
     finally:
         if run.on_page and not run.followers:
             run.stop_unless_followed()
@@ -125,8 +133,7 @@ async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
                 yield f"data: {message}\n\n" if message != said else ":\n\n"
                 said, at = message, loop.time()
             await asyncio.sleep(PAUSE_SECONDS)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
+            await is_set(changed, LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
 
 
 def _line(runs: Runs, session: str) -> dict[str, Any] | None:

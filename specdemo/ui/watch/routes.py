@@ -14,13 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from ..runs import Runs
 from ..serving.head import modules
-from ..serving.stream import KEEP_ALIVE_SECONDS, after, following, may_see
+from ..serving.stream import KEEP_ALIVE_SECONDS, after, following, is_set, may_see
 from .watches import Watch, Watches
 
 ENDED = b"event: ended\ndata:\n\n"
 GONE = "Nobody shares a race here. The link is wrong, or the sender has stopped sharing."
 NOT_OPEN = "The server does not know this page. Reload it and try again."
 LONGEST_ADDRESS = 500  # a QR code of it can still be read
+SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
 PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
 
 
@@ -99,24 +100,22 @@ async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
     """From the event of this number on if it is of the latest race, else from the beginning of that."""
     feed = watch.feed
     place = max(0, first - feed.first)
-    with following(watch.followers) as news:
-        while True:
-            news.clear()
+    while True:
+        with following(watch.followers) as news:
             ended, next_feed = watch.ended, feed.next  # read before the events, so that none is missed
             told = feed.update()
-            if place < len(told):
-                fresh, place = told[place:], len(told)
-                yield b"".join(fresh)
-            elif next_feed:
-                feed, place = next_feed, 0
-            elif ended:
-                yield ENDED
-                return
-            else:
-                try:
-                    await asyncio.wait_for(news.wait(), KEEP_ALIVE_SECONDS)
-                except asyncio.TimeoutError:
-                    yield b":\n\n"
+            idle = place >= len(told) and not next_feed and not ended
+            if idle and not await is_set(news, KEEP_ALIVE_SECONDS):
+                yield b":\n\n"
+        if place < len(told):
+            fresh, place = told[place:], len(told)
+            yield b"".join(fresh)
+            await asyncio.sleep(watch.watchers / SENT_PER_SECOND)
+        elif next_feed:
+            feed, place = next_feed, 0
+        elif ended:
+            yield ENDED
+            return
 
 
 def _page(head: str, sentence: str) -> str:
