@@ -214,7 +214,10 @@ def test_who_shares_may_need_a_login_but_who_watches_does_not() -> None:
         with opened(url, "mine", sender):
             token = share(url, "mine", sender).json()["token"]
             assert httpx.get(f"{url}watch/{token}").status_code == 200
-            assert httpx.get(url).text.count(token) == 0
+            with Caller(url) as stranger:
+                assert stranger.join("one", "mine").status_code == 401
+                with stranger.http.stream("GET", f"watched/{token}") as events:
+                    assert events.status_code == 200
 
 
 # In browsers -----------------------------------------------------------------------------------------------------
@@ -274,6 +277,10 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
                 assert tokens_shown(other, lane) == tokens_of(script.entries, lane)
             expect(other.locator(".sd-badge")).to_have_text("Identical to the target alone")
         assert other.get_by_role("button").all_inner_texts() == ["Skip"]
+        strip = other.locator(".sd-strip").last
+        strip.click()
+        expect(other.locator(".sd-tip")).to_contain_text("All lanes have the same scale.")
+        expect(other.locator(".sd-tip")).not_to_contain_text("Press")  # there is nothing to step through
         stop(page)
         expect(other.locator(SAID)).to_have_text(OVER)
 

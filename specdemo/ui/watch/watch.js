@@ -4,6 +4,7 @@ import { page } from "../assets/page.js";
 import { isDark } from "../assets/top.js";
 import { Race } from "../race/race.js";
 import { PACE, still } from "../race/show.js";
+import { PASSES } from "../race/strip.js";
 import { isLocal } from "./share.js";
 
 const RELOAD_MS = 2000;
@@ -19,7 +20,7 @@ class Watched extends Race {
     this.words("Waiting for a race.", "It is shown here as soon as the sender presses Run.");
   }
 
-  /** The sender's engine gives nothing away to a browser on another machine. */
+  /** A browser on another machine than the engine takes no time from it. */
   apply(message) {
     if (message.start) {
       message.start.shared &&= isLocal();
@@ -29,8 +30,13 @@ class Watched extends Race {
     if (message.error) this.over(message.error, message.stopped ? "ended" : "failed");
   }
 
-  /** The rounds of others are not gone through here. */
+  /** The rounds of others are not stepped through here. */
   openRound() {}
+
+  lay(...asked) {
+    super.lay(...asked);
+    for (const { strip } of Object.values(this.lanes)) strip.node.sdWhy = PASSES;
+  }
 
   tell(words, live) {
     sd.put(this.header, words);
