@@ -43,6 +43,7 @@ class Job:
         self.stop = threading.Event()
         self.ended = threading.Event()
         self.followers: set[Callable[[], None]] = set()  # each is called for every message and at the end
+        self.watchers: set[Callable[[], None]] = set()  # these too, but they do not keep it from being stopped
         self._alone_since = 0.0
 
     @property
@@ -98,7 +99,7 @@ class Job:
             self._tell()
 
     def _tell(self) -> None:
-        for follower in tuple(self.followers):
+        for follower in (*tuple(self.followers), *tuple(self.watchers)):
             follower()
 
     def message(self, **news: Any) -> str:

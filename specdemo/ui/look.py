@@ -12,6 +12,7 @@ from .runs import Runs
 from .serving.head import Head, modules_route, script_tags, style_tags
 from .serving.line import Door
 from .serving.stream import status_route, stream_route
+from .watch.routes import watch_routes
 
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
@@ -28,7 +29,11 @@ def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
     """
     return {
         "app_kwargs": {
-            "routes": [stream_route(runs), status_route(runs), modules_route(), *replay_routes()],
+            "routes": [
+                *(stream_route(runs), status_route(runs), modules_route()),
+                *replay_routes(),
+                *watch_routes(runs, style_tags() + FONTS),
+            ],
             "middleware": [
                 Middleware(Head, first=script_tags(), last=style_tags() + FONTS, runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),

@@ -7,6 +7,7 @@ import { openAhead } from "./race/ahead.js";
 import * as form from "./race/form.js";
 import { mountRace } from "./race/race.js";
 import { mountReplay } from "./replay/replay.js";
+import { showSharing } from "./watch/share.js";
 
-Object.assign(page, top, form, { mountRace, mountReplay, mountSaid, mountStudy });
+Object.assign(page, top, form, { mountRace, mountReplay, mountSaid, mountStudy, showSharing });
 openAhead();

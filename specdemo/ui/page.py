@@ -68,7 +68,7 @@ def build_page(
         page.unload(leave)
         api.add_endpoints(engine, runs, budgets)
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
-    runs.engine = engine
+    runs.engine, runs.most_watchers = engine, budgets.watchers
     runs.place, runs.heard = (lambda session: place_of(page, session)), (lambda session: is_heard(page, session))
     look_less_often(page)
     return page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeVar
@@ -40,7 +40,8 @@ class Runs:
     """The latest jobs by id.
 
     `engine` plays them, `place` says where a session waits, `heard` whether the page of a session still hears of what
-    Gradio runs for it: `build_page` sets them, for the routes beside Gradio's.
+    Gradio runs for it, `most_watchers` how many may watch a page that is shared: `build_page` sets them, for the routes
+    beside Gradio's. `begun` is called with each new job, `left` with a session whose page no longer follows the status.
     """
 
     engine: Engine
@@ -54,6 +55,10 @@ class Runs:
         self.grace, self.most_bytes = grace, most_bytes
         self.place: Callable[[str], Place | None] = lambda session: None
         self.heard: Callable[[str], bool] = lambda session: False
+        self.most_watchers = 0
+        self.begun: Callable[[Job], None] = lambda job: None
+        self.left: Callable[[str], None] = lambda session: None
+        self._pages: Counter[str] = Counter()
         self._runs: OrderedDict[str, Job] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._refusals: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -73,6 +78,7 @@ class Runs:
             self._runs[job.id] = job
             self._sizes[job.id] = job.size
             self._forget()
+        self.begun(job)
         return job
 
     def play(self, job: Job, engine: Engine) -> Iterator[Any]:
@@ -127,6 +133,22 @@ class Runs:
         with self._lock:
             theirs = (job for job in reversed(self._runs.values()) if job.session == session)
             return next((job for job in theirs if isinstance(job, kind)), None)
+
+    @contextmanager
+    def present(self, session: str) -> Iterator[None]:
+        """The session's page is open within this context, see `is_present`."""
+        self._pages[session] += 1
+        try:
+            yield
+        finally:
+            self._pages[session] -= 1
+            if not self._pages[session]:
+                del self._pages[session]
+                self.left(session)
+
+    def is_present(self, session: str) -> bool:
+        """Whether a page of this session follows the status."""
+        return session in self._pages
 
     def leave(self, session: str | None) -> None:
         """Stop a session's job if nobody follows it for a while: its page was closed, or it lost its connection.

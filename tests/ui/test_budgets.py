@@ -78,7 +78,7 @@ def ready(script: Script) -> Any:
     [
         ({}, Budgets(2000, 120.0, 600.0)),
         ({"SPACE_ID": ""}, Budgets()),
-        ({"SPACE_ID": "a/b"}, Budgets(512, 60.0, 120.0)),
+        ({"SPACE_ID": "a/b"}, Budgets(512, 60.0, 120.0, watchers=32)),
     ],
 )
 def test_a_space_grants_less_than_a_page_of_ones_own(environment: Mapping[str, str], budgets: Budgets) -> None:

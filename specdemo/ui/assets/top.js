@@ -45,13 +45,14 @@ export const mountTop = (element, props, watch, trigger) => {
 const ASK_MS = 400;
 const ASK_AGAIN_MS = 2000;
 let source = null;
-let session = "";
+export let session = "";
 
-/** Listen from now on. Not while the page is out of sight: a browser has six connections to a server, for all pages. */
+/** Listen from now on. Not while the page is out of sight: a browser has six connections to a server, for all pages. But a
+ *  page that shares its races goes on, or the server would take it for closed. */
 const follow = (as = session) => {
   session = as;
   source?.close();
-  if (document.hidden) return;
+  if (document.hidden && !page.shares) return;
   source = new EventSource(sd.address(`/status?session=${encodeURIComponent(session)}`));
   source.onerror = ({ target }) => {
     if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), page.LOST_MS); // refused
@@ -125,19 +126,23 @@ export const isDark = () => {
 
 // --- help and keys
 
-export const showHelp = () => {
-  let dialog = document.querySelector(".sd-dialog");
-  if (!dialog) {
-    dialog = sd.clone("sd-help").firstElementChild;
-    const list = dialog.querySelector(".sd-kinds");
-    for (const [code, name, words] of sd.KINDS) list.append(sd.make("dt", "", sd.make("span", `tok ${code}`, name)), sd.make("dd", "", words));
-    document.querySelector(".gradio-container").append(dialog);
-  }
-  if (dialog.open) return;
+/** Opens the dialog of a template, which `fill` completes. It is there until it is closed. */
+export const showDialog = (id, fill) => {
+  if (document.querySelector("dialog[open]")) return;
+  const dialog = sd.clone(id).firstElementChild;
+  fill(dialog);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.querySelector(".gradio-container").append(dialog);
   dialog.showModal();
   dialog.querySelector("h2").focus(); // where reading begins; the browser chooses the button
   dialog.scrollTop = 0;
 };
+
+export const showHelp = () =>
+  showDialog("sd-help", (dialog) => {
+    const list = dialog.querySelector(".sd-kinds");
+    for (const [code, name, words] of sd.KINDS) list.append(sd.make("dt", "", sd.make("span", `tok ${code}`, name)), sd.make("dd", "", words));
+  });
 
 const KEYS = { d: toggleDark, "?": showHelp };
 const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };

@@ -81,6 +81,7 @@ export class Race extends Job {
       trace: () => this.download(),
       again: () => page.showReplay(),
       link: () => this.trigger("link"),
+      watch: () => page.showSharing(),
     };
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
     this.root.addEventListener("round", ({ detail: at }) => this.openRound(at));

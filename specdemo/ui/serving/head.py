@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..runs import Runs
 
 UI = Path(__file__).resolve().parents[1]
-STYLES = ("assets/page.css", "race/race.css", "lab/lab.css", "replay/replay.css")
-TEMPLATES = ("assets/page.html", "race/race.html", "replay/replay.html")
+STYLES = ("assets/page.css", "race/race.css", "lab/lab.css", "replay/replay.css", "watch/watch.css")
+TEMPLATES = ("assets/page.html", "race/race.html", "replay/replay.html", "watch/watch.html")
 MAIN = "main.js"  # imports the other scripts
 EARLY = "early.js"  # stands in the page itself
 TYPES = {".js": "text/javascript", ".css": "text/css"}

@@ -37,7 +37,7 @@ def stream_route(runs: Runs) -> Route:
         if not await may_see(request):
             return Response(status_code=401)
         run = runs.find(Job, request.path_params["run"])
-        first = _after(request.headers.get("last-event-id", ""))
+        first = after(request.headers.get("last-event-id", ""))
         if run is None or (run.ended.is_set() and first >= len(run.messages)):
             return Response(status_code=204)  # which tells the browser not to ask again
         return StreamingResponse(_events(run, first), media_type="text/event-stream")
@@ -56,7 +56,7 @@ async def may_see(request: Request) -> bool:
         return (await client.get(root + LOGIN_CHECK, headers=cookies)).status_code == 200
 
 
-def _after(last: str) -> int:
+def after(last: str) -> int:
     """The number of the message after the last one that the browser has; 0 if it has none."""
     short = last.isascii() and last.isdecimal() and len(last) < MAX_DIGITS
     return int(last) + 1 if short else 0
@@ -78,6 +78,17 @@ def following(followers: set[Callable[[], None]]) -> Iterator[asyncio.Event]:
         followers.discard(wake)
 
 
+async def is_set(news: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event, but no longer than this; whether it was set. Takes less time than `asyncio.wait_for`."""
+    loop = asyncio.get_running_loop()
+    end = loop.call_later(seconds, news.set)
+    try:
+        await news.wait()
+    finally:
+        end.cancel()
+    return loop.time() < end.when()
+
+
 async def _events(run: Job, first: int) -> AsyncIterator[str]:
     """Sleeps until the run has news. Polling would take time from the engine, which uses every core."""
     try:
@@ -89,11 +100,8 @@ async def _events(run: Job, first: int) -> AsyncIterator[str]:
                 while first < len(run.messages):
                     yield f"id: {first}\ndata: {run.messages[first]}\n\n"
                     first += 1
-                if not ended:
-                    try:
-                        await asyncio.wait_for(news.wait(), KEEP_ALIVE_SECONDS)
-                    except asyncio.TimeoutError:
-                        yield ": still here\n\n"
+                if not ended and not await is_set(news, KEEP_ALIVE_SECONDS):
+                    yield ": still here\n\n"
     finally:
         if run.on_page and not run.followers:
             run.stop_unless_followed()
@@ -116,7 +124,7 @@ def status_route(runs: Runs) -> Route:
 
 async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
     loop, said, at = asyncio.get_running_loop(), "", 0.0
-    with following(runs.engine.followers) as changed:
+    with following(runs.engine.followers) as changed, runs.present(session):
         while True:
             changed.clear()
             line = _line(runs, session)
@@ -125,8 +133,7 @@ async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
                 yield f"data: {message}\n\n" if message != said else ":\n\n"
                 said, at = message, loop.time()
             await asyncio.sleep(PAUSE_SECONDS)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
+            await is_set(changed, LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
 
 
 def _line(runs: Runs, session: str) -> dict[str, Any] | None:

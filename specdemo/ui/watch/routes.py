@@ -1,0 +1,143 @@
+"""The routes of watching along: a page shares its races, and others watch them. Watchers need no login but the link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from html import escape
+
+import segno
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ..runs import Runs
+from ..serving.head import modules
+from ..serving.stream import KEEP_ALIVE_SECONDS, after, following, is_set, may_see
+from .watches import Watch, Watches
+
+ENDED = b"event: ended\ndata:\n\n"
+GONE = "Nobody shares a race here. The link is wrong, or the sender has stopped sharing."
+NOT_OPEN = "The server does not know this page. Reload it and try again."
+LONGEST_ADDRESS = 500  # a QR code of it can still be read
+SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
+PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
+
+
+def watch_routes(runs: Runs, head: str) -> list[Route]:
+    """`/watches?session=<hash>`: a page begins to share; `/watches/<token>?session=<hash>`: it stops.
+    `/watch/<token>`: the page of a watcher; `/watched/<token>`: its events, the messages of one race after the other.
+
+    The link is made by the page that shares: it knows the `address` at which others reach the server.
+
+    Args:
+        head: the elements of style that the page of a watcher needs.
+    """
+    watches = Watches(runs)
+
+    async def share(request: Request) -> Response:
+        if not await may_see(request):
+            return Response(status_code=401)
+        session, address = (request.query_params.get(name, "") for name in ("session", "address"))
+        watch = watches.share(session) if session and len(address) <= LONGEST_ADDRESS else None
+        if watch is None:
+            return JSONResponse({"error": NOT_OPEN}, 409)
+        link = address + watch.token
+        picture = segno.make(link, micro=False).svg_data_uri(scale=5, light="#fff")
+        return JSONResponse({"token": watch.token, "link": link, "picture": picture})
+
+    async def stop(request: Request) -> Response:
+        watch = watches.find(request.path_params["token"])
+        if watch is None or watch.session != request.query_params.get("session"):
+            return Response(status_code=404)  # a watcher has the token, but not the session
+        watches.end(watch)
+        return Response(status_code=204)
+
+    def refused(watch: Watch | None) -> tuple[str, int]:
+        """Why someone cannot watch, and the status of that answer; an empty text if they can."""
+        if watch is None:
+            return GONE, 404
+        if watch.watchers >= runs.most_watchers:
+            return f"{watch.watchers} people are watching already, the most that can here. Try again later.", 503
+        return "", 200
+
+    async def page(request: Request) -> Response:
+        sentence, status = refused(watches.find(request.path_params["token"]))
+        return HTMLResponse(_page(head, sentence), status, PRIVATE)
+
+    async def events(request: Request) -> Response:
+        watch = watches.find(request.path_params["token"])
+        sentence, status = refused(watch)
+        if watch is None or sentence:
+            return Response(sentence, status)
+        return Events(watch, after(request.headers.get("last-event-id", "")))
+
+    return [
+        Route("/watches", share, methods=["POST"]),
+        Route("/watches/{token}", stop, methods=["DELETE"]),
+        Route("/watch/{token}", page),
+        Route("/watched/{token}", events),
+    ]
+
+
+class Events(StreamingResponse):
+    """What is watched, to one watcher, who counts as long as it is sent."""
+
+    def __init__(self, watch: Watch, first: int) -> None:
+        super().__init__(_events(watch, first), media_type="text/event-stream", headers=PRIVATE)
+        self.watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.watch.watchers += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.watch.watchers -= 1
+
+
+async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
+    """From the event of this number on if it is of the latest race, else from the beginning of that."""
+    feed = watch.feed
+    place = max(0, first - feed.first)
+    while True:
+        with following(watch.followers) as news:
+            ended, next_feed = watch.ended, feed.next  # read before the events, so that none is missed
+            told = feed.update()
+            idle = place >= len(told) and not next_feed and not ended
+            if idle and not await is_set(news, KEEP_ALIVE_SECONDS):
+                yield b":\n\n"
+        if place < len(told):
+            fresh, place = told[place:], len(told)
+            yield b"".join(fresh)
+            await asyncio.sleep(watch.watchers / SENT_PER_SECOND)
+        elif next_feed:
+            feed, place = next_feed, 0
+        elif ended:
+            yield ENDED
+            return
+
+
+def _page(head: str, sentence: str) -> str:
+    """The page of a watcher, or of a sentence on why there is nothing to watch. It is no page of Gradio's."""
+    script = f'<script type="module" src="./modules/{modules()[0]}/watch/watch.js"></script>'
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex">
+<title>specdemo: watching along</title>
+<base href="../">
+{head}{script}
+</head>
+<body class="sd-watching">
+<main class="gradio-container">
+<header class="sd-top">
+<h1 class="sd-brand">spec<b>demo</b></h1>
+<p class="sd-watch-said" role="status">{escape(sentence)}</p>
+</header>
+</main>
+</body>
+</html>
+"""

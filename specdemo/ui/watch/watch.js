@@ -1,0 +1,70 @@
+// The page of a watcher: an arena that plays the races of another page, one after the other.
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
+import { isDark } from "../assets/top.js";
+import { Race } from "../race/race.js";
+import { PACE, still } from "../race/show.js";
+import { PASSES } from "../race/strip.js";
+import { isLocal } from "./share.js";
+
+const RELOAD_MS = 2000;
+const ENDED = "The sender has stopped sharing.";
+
+class Watched extends Race {
+  constructor(element, header) {
+    super(element, () => {}, null);
+    this.header = header;
+    this.prompt = Object.assign(sd.make("p", "sd-asked"), { tabIndex: 0 }); // a long one scrolls
+    this.parts.panes.before(this.prompt);
+    this.parts.pace.value = this.show.pace = sd.kept(PACE) ?? (still() ? "once" : "real");
+    this.words("Waiting for a race.", "It is shown here as soon as the sender presses Run.");
+  }
+
+  /** A browser on another machine than the engine takes no time from it. */
+  apply(message) {
+    if (message.start) {
+      message.start.shared &&= isLocal();
+      sd.put(this.prompt, message.start.prompt);
+    }
+    super.apply(message);
+    if (message.error) this.over(message.error, message.stopped ? "ended" : "failed");
+  }
+
+  /** The rounds of others are not stepped through here. */
+  openRound() {}
+
+  lay(...asked) {
+    super.lay(...asked);
+    for (const { strip } of Object.values(this.lanes)) strip.node.sdWhy = PASSES;
+  }
+
+  tell(words, live) {
+    sd.put(this.header, words);
+    this.header.toggleAttribute("data-live", live);
+  }
+
+  follow(token) {
+    const source = new EventSource(`./watched/${token}`);
+    source.onopen = () => this.tell("Watching along, live", true);
+    source.onmessage = ({ data }) => this.apply(JSON.parse(data));
+    source.addEventListener("ended", () => {
+      source.close();
+      this.tell(ENDED, false);
+      if (this.is("loading", "running")) this.over(ENDED);
+    });
+    source.onerror = () => {
+      this.tell("The connection is lost. Trying again.", false);
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), RELOAD_MS); // the page then says why
+    };
+  }
+}
+
+page.showStatus = () => {}; // nothing here shows the sender's model
+document.body.classList.toggle("dark", isDark());
+const header = document.querySelector(".sd-watch-said");
+if (!header.textContent) {
+  // or there is nothing to watch, and it says why
+  const arena = sd.make("div", "sd-watched");
+  document.querySelector("main").append(arena);
+  new Watched(arena, header).follow(window.location.pathname.split("/").at(-1));
+}

@@ -1,0 +1,114 @@
+"""Which pages share their races, and the messages of these races as their watchers get them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable
+
+from ..jobs import Job
+from ..race.run import Run
+from ..runs import Runs
+
+
+class Feed:
+    """The messages of one race as server-sent events, each made once for all watchers.
+
+    `first` is the number of its first event, and `next` the feed of the race that followed, if there was one.
+    """
+
+    def __init__(self, race: Run | None, first: int) -> None:
+        """`race` is None as long as the page has run none."""
+        self.race, self.first = race, first
+        self.next: Feed | None = None
+        self.events: list[bytes] = []
+
+    def update(self) -> list[bytes]:
+        """The events so far. In the server's event loop."""
+        race_id, messages = (self.race.id, self.race.messages) if self.race else ("", [])
+        for message in messages[len(self.events) :]:
+            told = message.replace(race_id, "", 1)  # whoever knows it can stop the race and download its trace
+            self.events.append(f"id: {self.first + len(self.events)}\ndata: {told}\n\n".encode())
+        return self.events
+
+
+class Watch:
+    """A page that shares its races. Its token cannot be guessed: it is all that a watcher needs.
+
+    Each of `followers` is called for every message of a race and when the sharing ends.
+    """
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.token = secrets.token_urlsafe(16)
+        self.watchers = 0
+        self.ended = False
+        self.followers: set[Callable[[], None]] = set()
+        self.feed = Feed(None, 0)
+
+    def begin(self, race: Run) -> None:
+        """The session's race that is watched from now on. The one before it has ended."""
+        before = self.feed
+        if race is before.race:
+            return
+        self.feed = before.next = Feed(race, before.first + (len(before.race.messages) if before.race else 0))
+        race.watchers.add(self.tell)
+        self.tell()
+
+    def end(self) -> None:
+        """Nothing more is shown."""
+        self.ended = True
+        if self.feed.race:
+            self.feed.race.watchers.discard(self.tell)
+        self.tell()
+
+    def tell(self) -> None:
+        for follower in tuple(self.followers):
+            follower()
+
+
+class Watches:
+    """The pages that share their races, by token. A session shares at most once at a time, until its page is closed."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._shared: dict[str, Watch] = {}  # by session
+        self._lock = threading.Lock()
+        runs.begun, runs.left = self._begun, self._left
+
+    def share(self, session: str) -> Watch | None:
+        """Share the races of a session from its latest one on; None if it has no page here that is open."""
+        with self._lock:
+            if not self._runs.is_present(session):
+                return None
+            watch = self._shared.setdefault(session, Watch(session))
+            if race := self._runs.latest(session, Run):
+                watch.begin(race)
+            return watch
+
+    def find(self, token: str) -> Watch | None:
+        """What is watched with a token, if it is still shared."""
+        with self._lock:
+            return next((watch for watch in self._shared.values() if watch.token == token), None)
+
+    def end(self, watch: Watch) -> None:
+        with self._lock:
+            self._shared.pop(watch.session, None)
+        watch.end()
+
+    def _begun(self, job: Job) -> None:
+        with self._lock:
+            watch = self._shared.get(job.session)
+            if watch and isinstance(job, Run):
+                watch.begin(job)
+
+    def _left(self, session: str) -> None:
+        """End what a session shares, unless its page is back in a moment: it may have lost the connection."""
+        if watch := self._shared.get(session):
+
+            def look() -> None:
+                if not self._runs.is_present(session) and not watch.ended:
+                    self.end(watch)
+
+            asyncio.get_running_loop().call_later(self._runs.grace, look)
