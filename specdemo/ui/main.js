@@ -7,6 +7,8 @@ import { openAhead } from "./race/ahead.js";
 import * as form from "./race/form.js";
 import { mountRace } from "./race/race.js";
 import { mountReplay } from "./replay/replay.js";
+import { copyLink } from "./share/links.js";
+import { mountShare } from "./share/share.js";
 
-Object.assign(page, top, form, { mountRace, mountReplay, mountSaid, mountStudy });
+Object.assign(page, top, form, { copyLink, mountRace, mountReplay, mountSaid, mountShare, mountStudy });
 openAhead();

@@ -20,6 +20,7 @@ from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
 from .serving.queue import look_less_often
+from .share.tab import add_share
 from .values import to_json
 
 MAX_QUEUE = 4 * MAX_WAITING  # of all lines together; `line` turns away from that for the model long before
@@ -52,6 +53,7 @@ def build_page(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file())
+                add_share(runs, form)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
             with gr.Tab("Replay", id="replay-tab"):

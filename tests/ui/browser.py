@@ -88,6 +88,13 @@ def run(page: Page, prompt: str | None = None, until: str = "ended") -> None:
     page.locator(f".sd-arena[data-state={until}]").wait_for()
 
 
+def shared(page: Page, way: str) -> None:
+    """Share the race by a button of the dialog."""
+    page.click("#race .sd-share-open")
+    page.click(f".sd-share .sd-{way}")
+    page.keyboard.press("Escape")
+
+
 def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
     """Wait for something that happens on the server, which no element of a page shows."""
     end = time.monotonic() + seconds

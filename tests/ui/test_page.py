@@ -17,7 +17,7 @@ from specdemo.racing.race import PLAIN
 from specdemo.ui.serving.head import modules
 from specdemo.ui.serving.line import MAX_WAITING
 
-from .browser import fill, run, sentence, tokens_shown, wait_until
+from .browser import fill, run, sentence, shared, tokens_shown, wait_until
 from .conftest import Tabs, Visit
 from .scripted import PRESETS, Script
 from .test_line import Caller
@@ -268,7 +268,7 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     link = page.evaluate("navigator.clipboard.readText()")
     run(page)
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"] == {
         **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]},
@@ -289,7 +289,7 @@ def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: 
     assert parse_qs(urlsplit(page.evaluate("navigator.clipboard.readText()")).query)["k"] == ["auto"]
     run(page)
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"]["k"] == "auto"
     page.locator("#k input[type=range]").focus()
@@ -339,13 +339,13 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.fill("#prompt textarea", "雨" * 2000)  # of which no link can be made
-    page.click(".sd-link")
+    shared(page, "link")
     expect(page.locator(".sd-link")).to_have_text("Too long for a link")
 
 
 def granted(page: Page) -> bool:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.click(".sd-link")
+    shared(page, "link")
     expect(page.locator(".sd-link")).to_have_text("Copied")
     return True
 
@@ -412,9 +412,9 @@ def test_help_opens_at_its_top(page: Page) -> None:
         box = heading.bounding_box()
         assert box is not None
         assert 0 < box["y"] < 100
-        close = page.locator(".sd-dialog").get_by_role("button", name="Close")
+        close = page.locator(".sd-dialog[open]").get_by_role("button", name="Close")
         for top in (0, 1e9):  # wherever it is scrolled to
-            page.locator(".sd-dialog").evaluate("(dialog, top) => dialog.scrollTop = top", top)
+            page.locator(".sd-dialog[open]").evaluate("(dialog, top) => dialog.scrollTop = top", top)
             expect(close).to_be_in_viewport(ratio=1)
         page.keyboard.press("Escape")
         expect(close).to_be_hidden()

@@ -24,7 +24,7 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
-from .browser import discarded, fill, run, sentence, tokens_of, tokens_shown, wait_until
+from .browser import discarded, fill, run, sentence, shared, tokens_of, tokens_shown, wait_until
 from .conftest import Tabs, Used, Visit, reused
 from .scripted import MEMORY_RATE, PLACEMENT, Script
 
@@ -464,7 +464,7 @@ def test_the_trace_can_be_downloaded_and_read_back(page: Page, script: Script) -
     page.fill("#seed input", "7")
     run(page, 'say "../../etc" </b>')
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     assert download.value.suggested_filename == "specdemo-trace.jsonl"
     header, entries = read_trace(download.value.path().read_text(encoding="utf-8").splitlines())
     assert entries == script.entries
@@ -479,13 +479,15 @@ def test_a_trace_that_is_gone_leaves_the_result(page: Page, script: Script) -> N
     run(page, "one two")
     found = sentence(page)
     page.evaluate("specdemo.race.traceRun = 'another'")
+    page.click(".sd-share-open")
     page.click(".sd-trace")
-    gone = page.locator("#race .sd-actions [role=alert]")  # beside the button
-    expect(gone).to_contain_text("This trace is no longer kept.")
+    gone = page.locator(".sd-share [role=alert]")  # below the buttons
+    expect(gone).to_contain_text("This race is no longer kept.")
     page.context.set_offline(True)
     page.click(".sd-trace")
     expect(gone).to_contain_text("The server cannot be reached.")
     expect(gone).to_be_in_viewport()
+    page.keyboard.press("Escape")
     assert sentence(page) == found
     assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
 

@@ -126,13 +126,17 @@ export const isDark = () => {
 // --- help and keys
 
 export const showHelp = () => {
-  let dialog = document.querySelector(".sd-dialog");
+  let dialog = document.querySelector("[aria-labelledby=sd-help-title]");
   if (!dialog) {
     dialog = sd.clone("sd-help").firstElementChild;
     const list = dialog.querySelector(".sd-kinds");
     for (const [code, name, words] of sd.KINDS) list.append(sd.make("dt", "", sd.make("span", `tok ${code}`, name)), sd.make("dd", "", words));
     document.querySelector(".gradio-container").append(dialog);
   }
+  openDialog(dialog);
+};
+
+export const openDialog = (dialog) => {
   if (dialog.open) return;
   dialog.showModal();
   dialog.querySelector("h2").focus(); // where reading begins; the browser chooses the button

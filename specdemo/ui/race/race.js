@@ -77,9 +77,8 @@ export class Race extends Job {
     const clicks = {
       next: () => show.next(),
       skip: () => (this.state === "opened" ? this.opening.play() : this.skip()),
-      trace: () => this.download(),
       again: () => page.showReplay(),
-      link: () => this.trigger("link"),
+      share: () => page.share?.open(),
     };
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
     this.root.addEventListener("round", ({ detail: at }) => this.openRound(at));
@@ -191,6 +190,7 @@ export class Race extends Job {
     if (this.state === "showing") this.skip();
     const opens = this.is("opening", "opened");
     super.wait(values, button);
+    this.values = values;
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
@@ -239,6 +239,7 @@ export class Race extends Job {
   measured(end) {
     this.traceRun = this.run;
     this.say("showing");
+    page.share?.raced(this, this.values, end);
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.groups[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
     this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
@@ -271,8 +272,7 @@ export class Race extends Job {
     this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
     this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
-    this.parts.gone.textContent = "";
-    this.parts.trace.disabled = this.parts.again.disabled = true;
+    this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";
     if (this.show.measures) this.words("Measuring the race.", ON_ITS_CORES);
@@ -290,7 +290,7 @@ export class Race extends Job {
     this.behind(verdicts);
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
-    this.parts.trace.disabled = this.parts.again.disabled = false;
+    this.parts.again.disabled = false;
     this.tellMemory(end);
     this.wall?.drawFigures(["plain", "speculative"].map((group) => end.stats[group].tokens_per_second_of_all));
     this.charts.show(end.stats, end.speed_ups, true);
@@ -362,13 +362,6 @@ export class Race extends Job {
     else this.speed(best);
     if (!Object.values(lanes).every(({ figures }) => figures)) return;
     this.charts.show(Object.fromEntries(Object.entries(lanes).map(([name, { figures }]) => [name, figures])), ratios, false);
-  }
-
-  async download() {
-    const lines = await this.server.trace(this.traceRun);
-    if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
-    const gone = "This trace is no longer kept. Run the race again to download it.";
-    this.parts.gone.textContent = lines === null ? gone : sd.UNREACHABLE;
   }
 }
 
