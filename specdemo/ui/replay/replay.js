@@ -19,6 +19,7 @@ const WHOSE = {
   recording: "A recording that ships with this page, not measured here.",
   race: "The last race on this page.",
   file: "From your file, not measured here.",
+  link: "From a link, not measured here.",
   saved: "A race that was saved in this file.",
 };
 

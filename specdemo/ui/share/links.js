@@ -65,7 +65,7 @@ export const openRace = () => {
     } catch {
       return unreadable();
     }
-    return posted(trace);
+    return JSON.stringify({ ...JSON.parse(await posted(trace)), kind: "link" });
   };
   page.openReplay(opening());
   return true;
