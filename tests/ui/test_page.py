@@ -365,7 +365,7 @@ def test_the_keys_work_except_while_typing(page: Page, script: Script) -> None:
     assert page.locator("#prompt textarea").input_value() == "rsdh? "
     assert not script.races
     assert is_dark(page) == dark
-    expect(page.locator("dialog")).to_be_hidden()
+    expect(page.locator("dialog[open]")).to_have_count(0)
     page.locator(".sd-brand").click()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Control+d")
@@ -375,7 +375,7 @@ def test_the_keys_work_except_while_typing(page: Page, script: Script) -> None:
     page.keyboard.press("?")
     page.get_by_role("heading", name="What you see").wait_for()
     page.keyboard.press("Escape")
-    expect(page.locator("dialog")).to_be_hidden()
+    expect(page.locator("dialog[open]")).to_have_count(0)
     page.keyboard.press("r")
     page.locator(".sd-arena[data-state=running]").wait_for()
     page.keyboard.press("s")

@@ -136,13 +136,14 @@ def test_the_card_is_a_picture_of_the_race(page: Page, script: Script, tmp_path:
     assert len(drawn) > 20_000
     ratio = page.locator("#race .sd-ratio").inner_text()
     label = page.locator(".sd-picture").get_attribute("aria-label") or ""
-    assert label.startswith(f"{ratio} speed-up, the same text, word for word. scripted with prompt-lookup. K 4, ")
+    assert label.startswith(f"{ratio} speed-up. the same text, word for word. scripted with prompt-lookup. K 4, ")
     script.differ_at = 5
     run(page)
     page.click(".sd-share-open")
     label = page.locator(".sd-picture").get_attribute("aria-label") or ""
     assert "the same text" not in label
     assert "First difference at token 6" in label
+    page.keyboard.press("Escape")
 
 
 @pytest.mark.slow

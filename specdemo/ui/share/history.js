@@ -27,10 +27,17 @@ export class History {
   }
 
   /** `query` is "" if no link can fill in the form. */
-  add({ prompt, preset, drafter, settings: { k, tree, temperature } }, { speed_up: ratio, exactness }, query) {
+  add({ prompt, preset, drafter, settings, more = [], others = [] }, { speed_up: ratio, exactness }, query) {
     const [line] = prompt.trim().split("\n");
-    const how = [drafter, drafter === "none" ? "" : sd.draftSize({ k, tree }), `temperature ${temperature}`].filter(Boolean).join(", ");
-    const race = { when: Date.now(), prompt: line.slice(0, LONGEST_PROMPT), preset, how, ratio, exact: exactness.title, query };
+    const how = [
+      drafter,
+      drafter !== "none" && sd.draftSize(settings),
+      more.length > 0 && sd.many(more.length, "more drafter"),
+      others.length > 0 && `${others.length + 1} readers`,
+      `temperature ${settings.temperature}`,
+    ];
+    const told = { prompt: line.slice(0, LONGEST_PROMPT), preset, how: how.filter(Boolean).join(", ") };
+    const race = { when: Date.now(), ...told, ratio, exact: exactness.title, query };
     this.put([race, ...read()].slice(0, MOST));
   }
 

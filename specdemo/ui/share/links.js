@@ -40,8 +40,8 @@ export const copyLink = async (values) => {
   page.share.flash("link", query ? await copied(`${here()}?${query}`) : "Too long for a link");
 };
 
-/** Whether a race of so many events can be short enough for a link. */
-export const mayFit = (events) => events * SHORTEST_EVENT < LONGEST_LINK;
+/** Whether a race of so many events can be short enough for a link, and this browser can pack it. */
+export const mayFit = (events) => events * SHORTEST_EVENT < LONGEST_LINK && "CompressionStream" in window;
 
 /** What a link needs of a line of a trace: not what else was possible, and no more digits than are shown. */
 const short = (line) =>

@@ -44,22 +44,30 @@ export class Picture {
     this.fonts = ["--font", "--font-mono"].map((name) => style.getPropertyValue(name));
     this.font(TEXT.size, 400, 1);
     this.lanes = names.map((name, at) => ({
-      title: race.wall ? race.wall.blocks[at].name : race.lanes[name].name,
+      title: race.wall ? `${race.wall.blocks[at].name}, reader 1` : race.lanes[name].name,
       strip: race.lanes[name].strip,
       colours: coloursOf(race.lanes[name].node),
       placed: laidOut(this.brush, known[name].events, RIGHT - LEFT),
     }));
-    const { preset, drafter, settings } = request;
-    const size = drafter === "none" ? "" : sd.draftSize(settings);
     Object.assign(this, {
       ratio: end.speed_up,
+      slower: race.parts.ratio.hasAttribute("data-slower"),
       same: end.exactness.mark === "same" && !end.stopped,
       exact: end.exactness.title,
-      facts: [`${preset} with ${drafter === "none" ? "no drafter" : drafter}`, [size, `temperature ${settings.temperature}`].filter(Boolean).join(", "), machine],
+      facts: [...this.settings(request, race), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
-    const told = this.same ? SAME : this.exact;
-    this.canvas.setAttribute("aria-label", `${sd.number(this.ratio, 2)}× speed-up, ${told}. ${this.facts.join(". ")}.`);
+    const told = [this.ratio && `${this.ratio.toFixed(2)}× speed-up`, this.same ? SAME : this.exact, ...this.facts];
+    this.canvas.setAttribute("aria-label", `${told.filter(Boolean).join(". ")}.`);
+  }
+
+  /** Two lines: the model with its drafter, which of several lanes is the one that is drawn, and the settings. */
+  settings({ preset, drafter, settings }, { wall, drafted }) {
+    const one = wall || drafted.length === 1;
+    const who = !one ? this.lanes[1].title : drafter === "none" ? "no drafter" : drafter;
+    const size = one && drafter !== "none" && sd.draftSize(settings);
+    const readers = wall && `${wall.readers} readers at once`;
+    return [`${preset} with ${who}`, [size, `temperature ${settings.temperature}`, readers].filter(Boolean).join(", ")];
   }
 
   font(size, weight = 400, mono = 0) {
@@ -95,7 +103,7 @@ export class Picture {
     const lead = drafted - alone;
     const ratio = this.ratio ? `${this.ratio.toFixed(2)}×` : "–";
     const large = over ? ratio : `${lead < 0 ? "−" : "+"}${Math.abs(lead)}`;
-    this.write(large, LEFT - 4, 200, { size: large.length > 5 ? 104 : 128, weight: 800, colour: "accent" });
+    this.write(large, LEFT - 4, 200, { size: large.length > 5 ? 104 : 128, weight: 800, colour: over && this.slower ? "r" : "accent" });
     this.write(over ? "speed-up" : lead < 0 ? "tokens behind" : "tokens ahead", LEFT, 244, { size: 28, colour: "soft" });
     if (over) {
       const end = this.write(this.same ? SAME : this.exact, FACTS, 118, { size: 34, weight: 700, right: RIGHT - 40 });
