@@ -117,6 +117,7 @@ def test_a_lane_says_how_close_its_passes_come_to_what_the_memory_allows(raced: 
         share = PLACEMENT["cpu"] / fmean(times) / MEMORY_RATE
         shown = page.locator(f"#race [data-lane={lane}] .sd-memory")
         assert shown.inner_text() == f"A pass reads at {share:.0%} of the memory's speed"
+    shown.scroll_into_view_if_needed()  # scrolling hides what the pointer shows
     shown.hover()
     assert "the memory read 30.0 GB/s." in page.locator(".sd-tip").inner_text()
     page.evaluate("specdemo.race.lanes.plain.tellMemory(null)")
