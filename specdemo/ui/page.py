@@ -53,14 +53,14 @@ def build_page(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file())
-                add_share(runs, form)
+                filled_again = add_share(runs, form)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
             with gr.Tab("Replay", id="replay-tab"):
                 add_replay(runs)
         wire_presets(engine, form, top, budgets)
-        filled = fill_from_link(page, engine, form, notes, budgets)
-        _wire_opening(engine, form, top, filled)
+        for filled in (fill_from_link(page, engine, form, notes, budgets), filled_again):
+            _wire_opening(engine, form, top, filled)
 
         async def leave(request: gr.Request) -> None:
             """Gradio has lost the connection to a page: it was closed, or the network failed for a moment."""
@@ -76,7 +76,7 @@ def build_page(
 
 
 def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: Any) -> None:
-    """Tell a page that was just opened its session, after its form is `filled` in."""
+    """Tell a page its session and describe what is chosen, after its form is `filled` in."""
 
     def opened(preset: Any, drafter: Any, request: gr.Request) -> list[Any]:
         """The session, with which it asks for its place in line, descriptions of what is chosen, and the menu, which

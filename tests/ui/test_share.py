@@ -22,7 +22,7 @@ from specdemo.ui.share.saved import saved_page
 
 from .browser import fill, run, shared, tokens_of, tokens_shown
 from .conftest import Tabs, Used, Visit, listening, reused
-from .scripted import Script
+from .scripted import PRESETS, Script
 from .test_page import serious
 from .test_playable import traced
 
@@ -119,6 +119,7 @@ def test_a_saved_race_fits_and_can_be_read(chromium: Browser, tmp_path: Path, sh
     page.locator("[data-state=ended]").wait_for()
     assert page.evaluate("document.body.classList.contains('dark')") == (shade == "dark")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert serious(page) == []
     assert page.evaluate("fetch('data:,x').then(() => true, () => false)") is False  # the page itself forbids it
     context.close()
 
@@ -142,7 +143,8 @@ def test_the_card_is_a_picture_of_the_race(page: Page, script: Script, tmp_path:
     page.click(".sd-share-open")
     label = page.locator(".sd-picture").get_attribute("aria-label") or ""
     assert "the same text" not in label
-    assert "First difference at token 6" in label
+    assert page.locator("#race .sd-badge").get_attribute("data-mark") == "differs"
+    assert page.locator("#race .sd-badge").inner_text() in label
     page.keyboard.press("Escape")
 
 
@@ -296,6 +298,7 @@ def test_the_races_of_this_browser_are_kept_and_forgotten(page: Page, script: Sc
     mine, rows = page.locator(".sd-mine"), page.locator(".sd-mine li")
     for prompt in ("one two three", HOSTILE):
         run(page, prompt)
+    ratio, badge = page.locator("#race .sd-ratio").inner_text(), page.locator("#race .sd-badge").inner_text()
     fill(page, temperature=0.5)
     page.reload()
     page.locator("[data-stage=ready]").wait_for()
@@ -303,8 +306,8 @@ def test_the_races_of_this_browser_are_kept_and_forgotten(page: Page, script: Sc
     opened(mine)
     expect(rows.nth(0)).to_contain_text(HOSTILE)
     expect(rows.nth(0)).to_contain_text("scripted: prompt-lookup, K 4, temperature 0")
-    expect(rows.nth(0)).to_contain_text("Identical to the target alone")
-    expect(rows.nth(0).locator("b")).to_have_text("1.92×")
+    expect(rows.nth(0)).to_contain_text(badge)
+    expect(rows.nth(0).locator("b")).to_have_text(ratio)
     expect(rows.nth(1)).to_contain_text("one two three")
     rows.nth(0).get_by_role("button", name="Run again").click()
     expect(page.locator("#prompt textarea")).to_have_value(HOSTILE)
@@ -331,6 +334,7 @@ def test_a_race_that_was_stopped_is_not_kept(page: Page, script: Script) -> None
     assert "the same text" not in (page.locator(".sd-picture").get_attribute("aria-label") or "")
 
 
+@pytest.mark.slow
 def test_only_the_last_twenty_are_kept(page: Page, script: Script) -> None:
     row = {"when": 1e12, "preset": "p", "how": "h", "ratio": 2, "exact": "e", "query": ""}
     kept = {"version": 1, "races": [{**row, "prompt": f"race {at}"} for at in range(20)]}
@@ -349,11 +353,12 @@ FORBIDDEN = (
 
 def races_on(page: Page) -> None:
     run(page, "one two three")
-    expect(page.locator(".sd-badge")).to_have_text("Identical to the target alone")
+    expect(page.locator("#race .sd-badge")).to_have_attribute("data-mark", "same")
     expect(page.locator(".sd-mine summary")).to_have_text("Your races (1)")
     expect(page.locator(".sd-mine li")).to_contain_text("one two three")
 
 
+@pytest.mark.slow
 def test_what_else_is_kept_under_its_name_is_left_out(page: Page, script: Script) -> None:
     for odd in ('{"version": 1, "races": [null, 3, {}]}', '{"version": 2, "races": "all"}', "{", '"<b>"', "null"):
         page.evaluate("([key, odd]) => localStorage.setItem(key, odd)", [KEY, odd])
@@ -364,6 +369,22 @@ def test_what_else_is_kept_under_its_name_is_left_out(page: Page, script: Script
 @pytest.mark.parametrize("before", [FULL, FORBIDDEN], ids=["full", "forbidden"])
 def test_a_storage_that_cannot_be_used_loses_nothing_else(visit: Visit, script: Script, before: str) -> None:
     races_on(visit(before=before))
+
+
+@pytest.mark.slow
+def test_run_again_describes_the_preset_of_its_race(page: Page, script: Script) -> None:
+    query = "prompt=one&preset=other&drafter=ngram"
+    race = {"when": 1e12, "prompt": "one", "preset": "other", "how": "", "ratio": 2, "exact": "", "query": query}
+    page.evaluate(
+        "([key, kept]) => localStorage.setItem(key, kept)", [KEY, json.dumps({"version": 1, "races": [race]})]
+    )
+    page.reload()
+    page.locator("[data-stage=ready]").wait_for()
+    opened(page.locator(".sd-mine"))
+    page.get_by_role("button", name="Run again").click()
+    expect(page.locator("#preset input")).to_have_value("Other 1.7B")
+    expect(page.locator("#preset")).to_contain_text(PRESETS["other"].description)
+    expect(page.locator("#drafter input")).to_have_value("ngram")
 
 
 def test_run_again_gives_the_query_of_a_link(page: Page, script: Script) -> None:

@@ -13,12 +13,16 @@ from ..runs import Runs
 from .saved import saved_page
 
 
-def add_share(runs: Runs, form: dict[str, Any]) -> None:
-    """Add both to the tab that is being built; `form` has its controls by name."""
+def add_share(runs: Runs, form: dict[str, Any]) -> Any:
+    """Add both to the tab that is being built. Returns the event that fills in the form as it was for an earlier race.
+
+    Args:
+        form: the controls of the form by name.
+    """
     part = Part("mountShare", ("link", "again"), server_functions=[_saved(runs)], elem_id="share")
     fields = [form[name] for name in FIELDS]
     part.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
-    part.again(None, fields, fields, js="(...values) => specdemo.filledAgain(values)")
+    return part.again(None, fields, fields, js="(...values) => specdemo.filledAgain(values)")
 
 
 def _saved(runs: Runs) -> Callable[[Any], str | None]:
