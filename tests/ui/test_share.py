@@ -14,8 +14,7 @@ from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from specdemo.models.presets import load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import trace_lines
-from specdemo.types import REJECTION
+from specdemo.racing.trace import Entry, trace_lines
 from specdemo.ui.replay.playable import playable_json
 from specdemo.ui.replay.routes import RECORDINGS
 from specdemo.ui.share.saved import saved_page
@@ -25,6 +24,7 @@ from .conftest import Tabs, Used, Visit, listening, reused
 from .scripted import PRESETS, Script
 from .test_page import serious
 from .test_playable import traced
+from .test_replay import replayed
 
 HOSTILE = "one </script><img src=x onerror=window.pwned=1> <b>two</b> </template> three"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -235,31 +235,37 @@ def copied(page: Page, way: str) -> str:
     return str(page.evaluate("navigator.clipboard.readText()"))
 
 
-@pytest.mark.parametrize("rule", ["match", pytest.param(REJECTION, marks=pytest.mark.slow)])
-def test_a_link_holds_a_small_race(page: Page, tabs: Tabs, url: str, script: Script, rule: str) -> None:
-    fill(page, temperature=0.7 if rule == REJECTION else 0)
-    if rule == REJECTION:
-        page.uncheck("#match input")
+def plays(page: Page, entries: list[Entry], found: str) -> None:
+    """The Replay tab plays the race of a link."""
+    replay = page.locator("#replay")
+    expect(replay.locator(".sd-facts-of")).to_contain_text("From a link, not measured here.")
+    expect(replay.locator(".sd-asked")).to_have_text(HOSTILE)
+    replay.get_by_role("button", name="Play", exact=True).click()
+    replay.locator("[data-state=ended]").wait_for()
+    assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
+    assert replay.locator(".sd-board").inner_text() == found.replace("speed-up", "speed-up, recorded")
+
+
+def test_a_link_holds_a_small_race(page: Page, script: Script) -> None:
     run(page, HOSTILE)
     entries, found = script.entries, story(page)
     link = urlsplit(copied(page, "raced"))
     assert link.query == ""
     assert 500 < len(link.fragment) < 6000
+    page.evaluate("fragment => { window.location.hash = fragment; }", link.fragment)
+    plays(page, entries, found)
+    page.evaluate("history.replaceState(null, '', window.location.pathname)")
+
+
+@pytest.mark.slow
+def test_a_link_opens_a_page_with_its_race(page: Page, tabs: Tabs, url: str, script: Script) -> None:
+    fill(page, temperature=0.7)
+    page.uncheck("#match input")
+    run(page, HOSTILE)
     fresh, troubles = tabs.take(), list[str]()
     with listening(fresh, troubles):
-        fresh.goto(f"{url}#{link.fragment}")
-        replay = fresh.locator("#replay")
-        replay.locator(".sd-play:enabled").wait_for()
-        expect(replay.locator(".sd-asked")).to_have_text(HOSTILE)
-        expect(replay.locator(".sd-facts-of")).to_contain_text("From a link, not measured here.")
-        replay.get_by_role("button", name="Play", exact=True).click()
-        replay.locator("[data-state=ended]").wait_for()
-    shown = fresh.evaluate(
-        "() => [...document.querySelectorAll('#replay [data-lane=speculative] .sd-text .tok')]"
-        ".map(t => [t.textContent, t.classList[1]])"
-    )
-    assert shown == tokens_of(entries, SPECULATIVE)
-    assert replay.locator(".sd-board").inner_text() == found.replace("speed-up", "speed-up, recorded")
+        fresh.goto(copied(page, "raced"))
+        plays(fresh, script.entries, story(page))
     tabs.give_back(fresh)
     assert troubles == []
 

@@ -3,11 +3,12 @@ import { page } from "../assets/page.js";
 import { posted } from "../replay/replay.js";
 import { packed, unpacked } from "./packing.js";
 
-const LONGEST_LINK = 8000; // what servers and those before them take, and programs that pass it on
-const SHORTEST_EVENT = 40; // characters of a link that an event of a race takes at least
+const LONGEST_QUERY = 8000; // characters that servers and those before them take
+const LONGEST_LINK = 10_000; // that can be passed on; a race of 128 tokens takes 7,000 to 9,500
+const SHORTEST_EVENT = 35; // characters of a link that an event of a race takes at least
 const RACE = "#race="; // a fragment: no server hears of it
 const LARGEST = 2_000_000; // characters of an unpacked trace; those of links are far smaller
-const DIGITS = 4;
+const DIGITS = 3; // as the page shows them
 const UNREADABLE = "The race in this link cannot be read: the link is damaged or was cut off.";
 
 const here = () => `${window.location.origin}${window.location.pathname}`;
@@ -32,7 +33,7 @@ export const queryOf = (values) => {
   query.delete("auto");
   query.set("rule", query.get("match") === "false" ? "rejection" : "match");
   query.delete("match");
-  return String(query).length > LONGEST_LINK ? "" : String(query);
+  return String(query).length > LONGEST_QUERY ? "" : String(query);
 };
 
 export const copyLink = async (values) => {
@@ -43,12 +44,15 @@ export const copyLink = async (values) => {
 /** Whether a race of so many events can be short enough for a link, and this browser can pack it. */
 export const mayFit = (events) => events * SHORTEST_EVENT < LONGEST_LINK && "CompressionStream" in window;
 
-/** What a link needs of a line of a trace: not what else was possible, and no more digits than are shown. */
-const short = (line) =>
-  JSON.stringify(JSON.parse(line), (name, value) => {
+/** What a link needs of a line of a trace: the first one, with the settings, as it is; of an event not what else was
+ *  possible, and no more digits than are shown. */
+const short = (line, at) => {
+  const brief = (name, value) => {
     if (name === "probabilities") return undefined;
     return typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(DIGITS)) : value;
-  });
+  };
+  return at === 0 ? line : JSON.stringify(JSON.parse(line), brief);
+};
 
 /** Copy a link that holds the race itself. Returns what is to be said of it. */
 export const copyRace = async (trace) => copied(here() + RACE + (await packed(trace.trim().split("\n").map(short).join("\n"))));
