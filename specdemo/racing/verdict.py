@@ -111,18 +111,20 @@ def fastest(verdicts: Mapping[str, LaneVerdict]) -> str:
 
 
 def in_short(verdicts: Mapping[str, LaneVerdict]) -> dict[str, Any]:
-    """The verdict on the fastest lane in a few words, ready for JSON: a `headline`, and as `chips` its three figures,
-    each with a `name`, a `value` and a `sentence`. Both are empty where that lane has no figures."""
+    """The verdict on the fastest lane in a few words, ready for JSON: a `headline`, the `advice` that its sentence ends
+    with, and as `chips` its three figures, each with a `name`, a `value` and a `sentence`. All are empty where that
+    lane has no figures."""
     name = fastest(verdicts) if verdicts else ""
     found = verdicts[name].figures if verdicts else None
     if found is None:
-        return {"headline": "", "chips": []}
+        return {"headline": "", "advice": "", "chips": []}
     words = {
         -1: f"Slower: {found.speed_up:.2f} times as fast as alone.",
         0: "No faster and no slower, within timing noise.",
         1: f"{found.speed_up:.2f} times as fast.",
     }[found.side]
-    return {"headline": f"{name}: {words}" if len(verdicts) > 1 else words, "chips": _chips(found)}
+    headline = f"{name}: {words}" if len(verdicts) > 1 else words
+    return {"headline": headline, "advice": "" if found.lane.readers > 1 else action(found), "chips": _chips(found)}
 
 
 def _chips(found: Figures) -> list[dict[str, str]]:

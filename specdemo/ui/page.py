@@ -21,6 +21,7 @@ from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
 from .serving.queue import look_less_often
+from .share.tab import add_share
 from .values import to_json
 
 MAX_QUEUE = 4 * MAX_WAITING  # of all lines together; `line` turns away from that for the model long before
@@ -53,13 +54,14 @@ def build_page(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file())
+                filled_again = add_share(runs, form)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
             with gr.Tab("Replay", id="replay-tab"):
                 add_replay(runs)
         wire_presets(engine, form, top, budgets)
-        filled = fill_from_link(page, engine, form, notes, budgets)
-        _wire_opening(engine, form, top, filled)
+        for filled in (fill_from_link(page, engine, form, notes, budgets), filled_again):
+            _wire_opening(engine, form, top, filled)
 
         async def leave(request: gr.Request) -> None:
             """Gradio has lost the connection to a page: it was closed, or the network failed for a moment."""
@@ -75,7 +77,7 @@ def build_page(
 
 
 def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: Any) -> None:
-    """Tell a page that was just opened its session, after its form is `filled` in."""
+    """Tell a page its session and describe what is chosen, after its form is `filled` in."""
 
     def opened(preset: Any, drafter: Any, request: gr.Request) -> list[Any]:
         """The session, with which it asks for its place in line, descriptions of what is chosen, and the menu, which

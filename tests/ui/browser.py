@@ -98,6 +98,13 @@ def run(page: Page, prompt: str | None = None, until: str = "ended") -> None:
     page.locator(f".sd-arena[data-state={until}]").wait_for()
 
 
+def shared(page: Page, way: str) -> None:
+    """Share the race by a button of the dialog."""
+    page.click("#race .sd-share-open")
+    page.click(f".sd-share .sd-{way}")
+    page.keyboard.press("Escape")
+
+
 def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
     """Wait for something that happens on the server, which no element of a page shows."""
     end = time.monotonic() + seconds
@@ -147,7 +154,7 @@ def headline(page: Page) -> str:
 
 def sentence(page: Page) -> str:
     """What the page says of a race: the verdict's sentence, or what stands in the place of a verdict."""
-    return page.locator("#race [data-part=told]").inner_text() or headline(page)
+    return page.locator("#race [data-part=told]").text_content() or headline(page)
 
 
 def choose(page: Page, view: str) -> Locator:

@@ -208,7 +208,7 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
             "Stopped. It had run for 1 s, the most that a race may take here."
         )
         expect(page.locator(".sd-badge").first).to_have_text("Same text so far, stopped after 1 s")
-        expect(page.locator(".sd-trace").first).to_be_enabled()
+        expect(page.locator(".sd-again").first).to_be_enabled()
         assert 2 < len(tokens_shown(page, PLAIN)) < 20
         page.get_by_role("tab", name="Lab").click()
         page.get_by_role("tab", name=STUDIES["domains"].title, exact=True).click()

@@ -49,7 +49,13 @@ SCENES = [  # the round in front of the lanes, its phase, and the caption
     (None, None, "Every word is checked by the target, so the text stays the same. Only the time gets less."),
 ]
 CAPTIONS = [words for _, _, words in SCENES]
-EXPLAINED = [*CAPTIONS[:4], CAPTIONS[5]]  # what stands there at the end
+EXPLAINED = [  # what stands there at the end
+    "The drafter guesses the next tokens.",
+    "One pass of the target checks them all.",
+    "Right guesses are accepted.",
+    "The first wrong one is rejected; the target's own token takes its place: corrected. Later ones are untested.",
+    "If all are right, there is one more token: bonus.",
+]
 RESULT = f"The target wrote the same text in {PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}."
 # The clock of the opening is the test's, however busy the machine is.
 CLOCK = """() => {

@@ -26,7 +26,7 @@ from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
-from .browser import parts_by_id, sentence, tokens_shown
+from .browser import parts_by_id, sentence, shared, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script
 
@@ -230,7 +230,7 @@ def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     assert KEY not in download.value.path().read_text()
     assert KEY not in page.content() + page.url
 

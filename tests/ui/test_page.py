@@ -17,7 +17,7 @@ from specdemo.racing.race import PLAIN
 from specdemo.ui.serving.head import modules
 from specdemo.ui.serving.line import MAX_WAITING
 
-from .browser import fill, headline, run, sentence, settings, tokens_shown, wait_until
+from .browser import fill, headline, run, sentence, settings, shared, tokens_shown, wait_until
 from .conftest import Tabs, Visit
 from .scripted import PRESETS, Script
 from .test_line import Caller
@@ -102,8 +102,8 @@ def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
 
 
 LONGEST = (
-    "Slower, 0.36×, because a draft, made in 17 of 20 rounds, costs 285% of a pass: a round needs 3.42 tokens to break "
-    "even and has 1.23. Try K = 2 (1.23× by these rounds), or a nearly free drafter such as prompt-lookup or ngram.",
+    "Stopped. No faster and no slower, within timing noise.",
+    "Try K = 2 (1.23× by these rounds), or a nearly free drafter such as prompt-lookup or ngram. "
     "At temperature 0.75 each lane draws its own tokens from the same distribution, so the texts could differ, though "
     "these do not. What the target would say, and how often, is unchanged.",
 )
@@ -125,7 +125,15 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> N
     before = places()
     run(page)
     assert places() == before
-    page.evaluate("words => specdemo.race.words(...words)", LONGEST)
+    page.evaluate(
+        """(words) => {
+            const { race } = specdemo;
+            const names = ["tokens per pass", "cost of a draft", "cost of a check"];
+            race.words(...words);
+            race.inShort(names.map((name) => ({ name, value: "100%", sentence: "" })), "");
+        }""",
+        LONGEST,
+    )
     page.evaluate("Object.assign(specdemo.race.parts.badge, { textContent: 'Different text, same distribution' })")
     assert places() == before
 
@@ -141,6 +149,7 @@ FOCUSED = (
 @pytest.mark.slow
 def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script) -> None:
     page = visit("?__theme=light")
+    settings(page)
     page.add_style_tag(content="* { transition: none !important; }")
     for colour in ("rgb(0, 114, 178)", "rgb(86, 180, 233)"):
         page.keyboard.press("Tab")
@@ -271,7 +280,7 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     link = page.evaluate("navigator.clipboard.readText()")
     run(page)
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"] == {
         **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]},
@@ -293,7 +302,7 @@ def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: 
     assert parse_qs(urlsplit(page.evaluate("navigator.clipboard.readText()")).query)["k"] == ["auto"]
     run(page)
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"]["k"] == "auto"
     page.locator("#k input[type=range]").focus()
@@ -346,13 +355,13 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.fill("#prompt textarea", "雨" * 2000)  # of which no link can be made
-    page.click(".sd-link")
+    shared(page, "link")
     expect(page.locator(".sd-link")).to_have_text("Too long for a link")
 
 
 def granted(page: Page) -> bool:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.click(".sd-link")
+    shared(page, "link")
     expect(page.locator(".sd-link")).to_have_text("Copied")
     return True
 
@@ -372,7 +381,7 @@ def test_the_keys_work_except_while_typing(page: Page, script: Script) -> None:
     assert page.locator("#prompt textarea").input_value() == "rsdh? "
     assert not script.races
     assert is_dark(page) == dark
-    expect(page.locator("dialog")).to_be_hidden()
+    expect(page.locator("dialog[open]")).to_have_count(0)
     page.locator(".sd-brand").click()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Control+d")
@@ -382,7 +391,7 @@ def test_the_keys_work_except_while_typing(page: Page, script: Script) -> None:
     page.keyboard.press("?")
     page.get_by_role("heading", name="What you see").wait_for()
     page.keyboard.press("Escape")
-    expect(page.locator("dialog")).to_be_hidden()
+    expect(page.locator("dialog[open]")).to_have_count(0)
     page.keyboard.press("r")
     page.locator(".sd-arena[data-state=running]").wait_for()
     page.keyboard.press("s")
@@ -419,9 +428,9 @@ def test_help_opens_at_its_top(page: Page) -> None:
         box = heading.bounding_box()
         assert box is not None
         assert 0 < box["y"] < 100
-        close = page.locator(".sd-dialog").get_by_role("button", name="Close")
+        close = page.locator(".sd-dialog[open]").get_by_role("button", name="Close")
         for top in (0, 1e9):  # wherever it is scrolled to
-            page.locator(".sd-dialog").evaluate("(dialog, top) => dialog.scrollTop = top", top)
+            page.locator(".sd-dialog[open]").evaluate("(dialog, top) => dialog.scrollTop = top", top)
             expect(close).to_be_in_viewport(ratio=1)
         page.keyboard.press("Escape")
         expect(close).to_be_hidden()

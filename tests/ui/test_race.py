@@ -23,7 +23,7 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
-from .browser import discarded, fill, headline, run, sentence, settings, tokens_of, tokens_shown, wait_until
+from .browser import discarded, fill, headline, run, sentence, settings, shared, tokens_of, tokens_shown, wait_until
 from .conftest import Tabs, Used, Visit, reused
 from .scripted import MEMORY_RATE, PLACEMENT, Script
 
@@ -482,7 +482,7 @@ def test_the_trace_can_be_downloaded_and_read_back(page: Page, script: Script) -
     page.fill("#seed input", "7")
     run(page, 'say "../../etc" </b>')
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     assert download.value.suggested_filename == "specdemo-trace.jsonl"
     header, entries = read_trace(download.value.path().read_text(encoding="utf-8").splitlines())
     assert entries == script.entries
@@ -497,13 +497,15 @@ def test_a_trace_that_is_gone_leaves_the_result(page: Page, script: Script) -> N
     run(page, "one two")
     found = sentence(page)
     page.evaluate("specdemo.race.traceRun = 'another'")
+    page.click(".sd-share-open")
     page.click(".sd-trace")
-    gone = page.locator("#race .sd-actions [role=alert]")  # beside the button
-    expect(gone).to_contain_text("This trace is no longer kept.")
+    gone = page.locator(".sd-share [role=alert]")  # below the buttons
+    expect(gone).to_contain_text("This race is no longer kept.")
     page.context.set_offline(True)
     page.click(".sd-trace")
     expect(gone).to_contain_text("The server cannot be reached.")
     expect(gone).to_be_in_viewport()
+    page.keyboard.press("Escape")
     assert sentence(page) == found
     assert page.locator(".sd-badge").inner_text() == "Same text, word for word"
 
@@ -587,7 +589,7 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     expect(replay.locator(".sd-play")).to_be_enabled()
     replay.locator(".sd-play").focus()
     page.keyboard.press("End")
-    expect(replay.locator(".sd-say")).to_contain_text("With 2 readers at once")
+    expect(replay).to_contain_text("With 2 readers at once")
     assert replay.locator(".sd-lane").evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == [
         *("alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2")
     ]

@@ -9,7 +9,7 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import read_trace
 from specdemo.ui.engine import Engine, real_backend
 
-from .browser import run, served_engine, tokens_of, tokens_shown
+from .browser import run, served_engine, shared, tokens_of, tokens_shown
 from .conftest import Visit
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,7 +28,7 @@ def test_a_real_race_is_shown_as_it_was(visit: Visit) -> None:
             page.set_default_timeout(180_000)
             run(page)
             with page.expect_download() as download:
-                page.click(".sd-trace")
+                shared(page, "trace")
             lines = download.value.path().read_text(encoding="utf-8").splitlines()
             shown = {lane: tokens_shown(page, lane) for lane in (PLAIN, SPECULATIVE)}
             facts = page.locator(".sd-facts").inner_text()

@@ -20,7 +20,7 @@ from specdemo.racing.text import LaneText
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.messages import CODES
 
-from .browser import run, sentence, settings
+from .browser import run, sentence, settings, shared
 from .conftest import Tabs, Visit, visits
 from .scripted import PRESETS, Script
 from .test_loading import choose_preset
@@ -64,7 +64,7 @@ def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script
     titles = ["Target alone", "ngram, trees of 40", "prompt-lookup, trees of 8", "ngram, K 2"]
     assert page.locator("#race .sd-lane h2").all_inner_texts() == titles
     with page.expect_download() as download:
-        page.click(".sd-trace")
+        shared(page, "trace")
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert [(lane.get("tree"), lane.get("k")) for lane in header["lanes"][1:]] == [(True, 40), (True, 8), (False, 2)]
     box.uncheck()

@@ -142,7 +142,7 @@ def test_all_watchers_together_are_sent_no_more_than_so_many_events_in_a_second(
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("specdemo.ui.watch.routes.asyncio.sleep", sleep)
+    monkeypatch.setattr("specdemo.ui.watch.routes.sleep", sleep)
     for watch.watchers in (1, 64):
         in_a_loop_of_its_own(until(_events(watch, 0), lambda text: ENDED.decode() in text))
     assert slept == [1 / 64, 1.0]
@@ -239,7 +239,7 @@ def watcher(chromium: Browser, link: str, forgive: str = "\0", **options: Any) -
 def link_of(page: Page) -> str:
     """Begin to share; the dialog is closed again."""
     page.click("#race .sd-share")
-    page.get_by_role("button", name="Share", exact=True).click()
+    page.get_by_role("button", name="Start sharing").click()
     expect(page.locator(".sd-shared a")).to_have_text(re.compile("/watch/"))
     link = page.locator(".sd-shared a").inner_text()
     page.keyboard.press("Escape")
@@ -251,7 +251,7 @@ def stop(page: Page) -> None:
     """Stop sharing; the dialog is closed again."""
     page.click("#race .sd-share")
     page.get_by_role("button", name="Stop sharing").click()
-    expect(page.get_by_role("button", name="Share", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Start sharing")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#race .sd-share")).to_have_text("Watch along")
 
@@ -275,7 +275,7 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
             wait_until(lambda: script.open_races == 0)
             for lane in (PLAIN, SPECULATIVE):
                 assert tokens_shown(other, lane) == tokens_of(script.entries, lane)
-            expect(other.locator(".sd-badge")).to_have_text("Identical to the target alone")
+            expect(other.locator(".sd-badge")).to_have_text("Same text, word for word")
         assert other.get_by_role("button").all_inner_texts() == ["Skip"]
         strip = other.locator(".sd-strip").last
         strip.click()

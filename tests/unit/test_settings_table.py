@@ -76,7 +76,7 @@ def check_page() -> None:
     from gradio_client import Client
     from playwright.sync_api import expect, sync_playwright
 
-    from ..ui.browser import executable, launched, run, served
+    from ..ui.browser import executable, launched, run, served, shared
     from ..ui.scripted import Script
 
     expect.set_options(timeout=20_000)
@@ -93,7 +93,7 @@ def check_page() -> None:
             expect(page.locator("#patience input")).to_have_value("3")
             assert "Patience" in (page.locator("#patience").text_content() or "")
             run(page)
-            page.click(".sd-link")
+            shared(page, "link")
             query = parse_qs(urlsplit(page.evaluate("navigator.clipboard.readText()")).query)
     assert query["patience"] == ["3"]
     assert asdict(script.settings[-1])["patience"] == 3

@@ -133,6 +133,11 @@ export const showDialog = (id, fill) => {
   fill(dialog);
   dialog.addEventListener("close", () => dialog.remove());
   document.querySelector(".gradio-container").append(dialog);
+  openDialog(dialog);
+};
+
+export const openDialog = (dialog) => {
+  if (dialog.open) return;
   dialog.showModal();
   dialog.querySelector("h2").focus(); // where reading begins; the browser chooses the button
   dialog.scrollTop = 0;

@@ -8,7 +8,7 @@ import { Race } from "./race.js";
 export const openAhead = () => {
   const { version, components = [] } = window.gradio_config; // it has none for those who still have to log in
   const race = components.find(({ props }) => props.elem_id === "race");
-  const isLink = [...new URLSearchParams(window.location.search).keys()].some((name) => !name.startsWith("__")); // Gradio's own
+  const isLink = [...new URLSearchParams(window.location.search).keys()].some((name) => !name.startsWith("__")) || window.location.hash; // Gradio's own
   if (!race?.props.props.recording || isLink) return;
   const top = Object.assign(sd.clone("sd-top").firstElementChild, { inert: true });
   const arena = sd.make("div");

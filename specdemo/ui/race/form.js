@@ -1,6 +1,7 @@
 // The form: its examples, and links that fill it in.
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
+import { openRace } from "../share/links.js";
 
 // --- the examples
 
@@ -35,8 +36,6 @@ export const mountExamples = (element, props, watch, trigger) => {
 
 // --- links: they fill the form and never run anything
 
-const FLASH_MS = 1500;
-const LONGEST_LINK = 8000; // what servers and those before them take
 const LONGEST_NAMED = 60;
 
 /** The preset that was chosen, null if it is the one that the form had. */
@@ -54,13 +53,8 @@ export const wanted = (preset) => {
   return preset;
 };
 
-/** The page was opened: what the form begins with, and where the address says something that can be used, that. */
-export const opened = ({ fields, choices, starting, notes }, values) => {
-  document.body.classList.add("sd-open");
-  page.race?.settle();
-  page.fields = fields;
-  window.restFrames?.();
-  const query = new URLSearchParams(window.location.search);
+/** What the form holds, and where a link says something that can be used, that; and what cannot be used. */
+const filledFrom = (query, { fields, choices, starting }, values) => {
   const ignored = [];
   const k = query.get("k");
   const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
@@ -76,33 +70,25 @@ export const opened = ({ fields, choices, starting, notes }, values) => {
     ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
     return usual;
   });
+  chose((page.asked = filled[fields.indexOf("preset")]));
+  return [filled, ignored];
+};
+
+/** The page was opened: what the form begins with, see `filledFrom`. */
+export const opened = (known, values) => {
+  const { fields, notes } = known;
+  document.body.classList.add("sd-open");
+  page.race?.settle();
+  Object.assign(page, { fields, known });
+  window.restFrames?.();
+  const query = new URLSearchParams(window.location.search);
+  const [filled, ignored] = filledFrom(query, known, values);
   if (ignored.length) page.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
   else if (fields.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
   else if (notes.length) page.race?.words("Some files could not be read.", notes.join(" "));
-  else if (page.race?.is("idle")) page.race.open(page.race.recording);
-  chose((page.asked = filled[fields.indexOf("preset")]));
+  else if (!openRace() && page.race?.is("idle")) page.race.open(page.race.recording);
   return filled;
 };
 
-export const copyLink = async (values) => {
-  const query = new URLSearchParams();
-  page.fields.forEach((name, place) => query.set(name, values[place] ?? ""));
-  if (query.get("auto") === "true") query.set("k", "auto");
-  query.delete("auto");
-  query.set("rule", query.get("match") === "false" ? "rejection" : "match");
-  query.delete("match");
-  const link = `${window.location.origin}${window.location.pathname}?${query}`;
-  if (link.length > LONGEST_LINK) return flash("Too long for a link");
-  try {
-    await navigator.clipboard.writeText(link);
-    flash("Copied");
-  } catch {
-    window.prompt("Copy this link:", link);
-  }
-};
-
-const flash = (words) => {
-  const { link } = page.race.parts;
-  link.textContent = words;
-  setTimeout(() => (link.textContent = "Copy link"), FLASH_MS);
-};
+/** The form as it was for an earlier race, see `Share.again`. */
+export const filledAgain = (values) => filledFrom(new URLSearchParams(page.share.query), page.known, values)[0];

@@ -16,7 +16,13 @@ const NEXT = [
   ["read", 1.6, ["Another round: the drafter guesses, and one pass checks it all."]],
   ["add", 2.4, ["If all are right, the same pass gives one more token: ", ["b", "bonus"], "."]],
 ];
-const CAPTIONS = [...ROUND, NEXT[1]].map(([, , words]) => words);
+const SHORT = [
+  ["The drafter guesses the next tokens."],
+  ["One pass of the target checks them all."],
+  ["Right guesses are ", ["a", "accepted"], "."],
+  ["The first wrong one is ", ["x", "rejected"], "; the target's own token takes its place: ", ["r", "corrected"], ". Later ones are ", ["u", "untested"], "."],
+  ["If all are right, there is one more token: ", ["b", "bonus"], "."],
+];
 const RACE = [3.4, ["Now the race. Alone, the target needs a pass for every token; with the drafter, fewer passes do."]];
 const ENDS = [3.4, ["Every word is checked by the target, so the text stays the same. Only the time gets less."]];
 const HOW_ON = "Press Esc to skip it, Space to pause it, or Run to start your own.";
@@ -95,7 +101,7 @@ export class Opening {
     if (!held && this.at >= 0) this.tick();
   }
 
-  /** All of it, and all captions. */
+  /** All of it, and what happened in short. */
   end() {
     this.leave();
     const { race } = this;
@@ -105,7 +111,7 @@ export class Opening {
     race.words(`The target wrote the same text in ${speculative.passes} passes instead of ${plain.passes}.`);
     race.badge(this.exactness.title, this.exactness.mark);
     const list = sd.make("ol", "sd-captions");
-    for (const words of CAPTIONS) list.appendChild(sd.make("li")).append(...spans(words));
+    for (const words of SHORT) list.appendChild(sd.make("li")).append(...spans(words));
     race.parts.why.replaceChildren(list);
     race.drawNow();
     race.moved();

@@ -78,9 +78,8 @@ export class Race extends Job {
       next: () => show.next(),
       hold: () => this.opening.hold(),
       skip: () => (this.state === "opened" ? this.opening.play(true) : this.skip()),
-      trace: () => this.download(),
       again: () => page.showReplay(),
-      link: () => this.trigger("link"),
+      share: () => page.share?.open(),
       watch: () => page.showSharing(),
     };
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
@@ -168,7 +167,7 @@ export class Race extends Job {
     this.parts.sentence.textContent = sentence;
     this.badge("", "");
     this.parts.why.textContent = more;
-    this.tell([], "");
+    this.inShort([], "");
     this.behind({});
     page.beside[this.button]?.({ [this.is("failed") ? "error" : "words"]: this.is("running", "showing") ? "" : sentence });
   }
@@ -178,8 +177,8 @@ export class Race extends Job {
     this.parts.badge.dataset.mark = mark;
   }
 
-  /** Three figures, each with a sentence for those who point at it, and a sentence on all. */
-  tell(chips, sentence) {
+  /** Three figures, each with a sentence for those who point at it, and the verdict's sentence on all. */
+  inShort(chips, sentence) {
     this.parts.told.textContent = sentence;
     const shown = chips.map(({ name, value, sentence: own }) => {
       const chip = sd.make("span", "sd-fact", sd.make("b", "", value), ` ${name}`);
@@ -206,6 +205,7 @@ export class Race extends Job {
     if (this.state === "showing") this.skip();
     const opens = this.is("opening", "opened");
     super.wait(values, button);
+    this.values = values;
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
@@ -254,6 +254,7 @@ export class Race extends Job {
   measured(end) {
     this.traceRun = this.run;
     this.say("showing");
+    page.share?.raced(this, this.values, end);
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.groups[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
     this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
@@ -286,8 +287,7 @@ export class Race extends Job {
     this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
     this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
-    this.parts.gone.textContent = "";
-    this.parts.trace.disabled = this.parts.again.disabled = true;
+    this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";
     if (this.show.measures) this.words("Measuring the race.", ON_ITS_CORES);
@@ -300,14 +300,14 @@ export class Race extends Job {
     const verdicts = end.verdicts ?? {};
     const lanes = Object.values(verdicts);
     this.speed(end.speed_up, lanes.length > 0 && lanes.every(({ slower }) => slower));
-    const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
+    const why = [end.advice, end.exactness.words, end.disturbed && DISTURBED].filter(Boolean).join(" ");
     const short = end.headline || end.sentence;
     this.words(end.stopped ? `Stopped. ${short}` : short, why);
-    this.tell(end.chips, end.headline && end.sentence);
+    this.inShort(end.chips, end.headline && end.sentence);
     this.behind(verdicts);
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${short} ${end.exactness.title}. ${end.headline && end.sentence}`.trim();
-    this.parts.trace.disabled = this.parts.again.disabled = false;
+    this.parts.again.disabled = false;
     this.wall?.drawFigures(["plain", "speculative"].map((group) => end.stats[group].tokens_per_second_of_all));
     this.charts.show(end.stats, end.speed_ups, true);
     this.say("ended");
@@ -373,13 +373,6 @@ export class Race extends Job {
     else this.speed(best);
     if (!Object.values(lanes).every(({ figures }) => figures)) return;
     this.charts.show(Object.fromEntries(Object.entries(lanes).map(([name, { figures }]) => [name, figures])), ratios, false);
-  }
-
-  async download() {
-    const lines = await this.server.trace(this.traceRun);
-    if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
-    const gone = "This trace is no longer kept. Run the race again to download it.";
-    this.parts.gone.textContent = lines === null ? gone : sd.UNREACHABLE;
   }
 }
 

@@ -17,6 +17,31 @@ export const scaleOf = (strips, before) => {
   return scale > 0 ? Math.min(scale, WIDEST / longest) : null;
 };
 
+/** The colours of what is drawn inside an element. */
+export const coloursOf = (element) => {
+  const style = getComputedStyle(element);
+  const colour = (name) => style.getPropertyValue(`--sd-${name}`);
+  return { a: colour("a"), r: colour("r"), b: colour("b"), "-": colour("x"), pass: colour("lane"), other: colour("soft") };
+};
+
+/** Draw a pass at its place in a strip of so many px. */
+export const drawPass = (brush, { from, reads, to, codes }, scale, tall, colours) => {
+  const base = tall - BLOCK;
+  const fill = (colour, x, y, width, height) => {
+    brush.fillStyle = colour;
+    brush.fillRect(x, y, width, height);
+  };
+  const width = Math.max(1, (to - reads) * scale - 1);
+  fill(colours.other, from * scale, base + (BLOCK - DRAFT) / 2, (reads - from) * scale, DRAFT);
+  fill(colours.pass, reads * scale, base, width, BLOCK);
+  const height = Math.min(TOKEN, base / codes.length);
+  codes.forEach((code, at) => {
+    brush.globalAlpha = code === "-" ? 0.35 : 1;
+    fill(colours[code] ?? colours.other, reads * scale, base - (at + 1) * height, width, height - 1);
+  });
+  brush.globalAlpha = 1;
+};
+
 export class Strip {
   /** `open` is called with the time at which the round of a pressed block ends. */
   constructor(node, open) {
@@ -68,29 +93,9 @@ export class Strip {
       Object.assign(canvas.style, { width: `${room}px`, height: `${this.height}px` });
       Object.assign(this, { scale, drawn: 0, brush: canvas.getContext("2d") });
       this.brush.scale(dots, dots);
-      const style = getComputedStyle(canvas);
-      const colour = (name) => style.getPropertyValue(`--sd-${name}`);
-      this.colours = { a: colour("a"), r: colour("r"), b: colour("b"), "-": colour("x"), pass: colour("lane"), other: colour("soft") };
+      this.colours = coloursOf(canvas);
     }
-    for (; this.drawn < passes.length; this.drawn++) this.block(passes[this.drawn]);
-  }
-
-  block({ from, reads, to, codes }) {
-    const { brush, scale, colours } = this;
-    const base = this.height - BLOCK;
-    const fill = (colour, x, y, width, height) => {
-      brush.fillStyle = colour;
-      brush.fillRect(x, y, width, height);
-    };
-    const width = Math.max(1, (to - reads) * scale - 1);
-    fill(colours.other, from * scale, base + (BLOCK - DRAFT) / 2, (reads - from) * scale, DRAFT);
-    fill(colours.pass, reads * scale, base, width, BLOCK);
-    const height = Math.min(TOKEN, base / codes.length);
-    codes.forEach((code, at) => {
-      brush.globalAlpha = code === "-" ? 0.35 : 1;
-      fill(colours[code] ?? colours.other, reads * scale, base - (at + 1) * height, width, height - 1);
-    });
-    brush.globalAlpha = 1;
+    for (; this.drawn < passes.length; this.drawn++) drawPass(this.brush, passes[this.drawn], scale, this.height, this.colours);
   }
 
   /** So that the newest pass is in sight, or after a race the first ones. */

@@ -46,7 +46,7 @@ def add_race(
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = Part(
                 "mountRace",
-                ("begin", "ask", "link", "cancel"),
+                ("begin", "ask", "cancel"),
                 server_functions=_answers(runs),
                 recording=recording,
                 elem_id="race",
@@ -63,7 +63,6 @@ def add_race(
     wire_job(engine, runs, RACE, arena, "specdemo.race", asks)
     form["halt"].click(None, js="() => specdemo.race.stop()")
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
-    arena.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
     return form
 
 

@@ -3,6 +3,7 @@ import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { Race } from "../race/race.js";
 import { roundsOf } from "../race/round.js";
+import { gunzip, textOf } from "../share/packing.js";
 import { Step } from "./step.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
@@ -19,23 +20,14 @@ const WHOSE = {
   recording: "A recording that ships with this page, not measured here.",
   race: "The last race on this page.",
   file: "From your file, not measured here.",
+  link: "From a link, not measured here.",
+  saved: "A race that was saved in this file.",
 };
 
 const tooLarge = (limit) => `This file is too large: a trace has at most ${limit / 1e6} MB.`;
 
-/** The text of a stream of bytes, as far as it is no longer than the limit: a small file may unpack to gigabytes. */
-const unpacked = async (stream, limit) => {
-  const reader = stream.getReader();
-  const parts = [];
-  for (let size = 0; size <= limit; ) {
-    const { done, value } = await reader.read();
-    if (done) return { text: await new Blob(parts).text() };
-    parts.push(value);
-    size += value.length;
-  }
-  reader.cancel();
-  return { error: tooLarge(limit) };
-};
+/** What the script plays for the text of a trace. */
+export const posted = (text) => sd.fetched("/replays", { method: "POST", body: text });
 
 class Replay {
   constructor(element, props, server) {
@@ -57,7 +49,8 @@ class Replay {
     this.buttons();
     this.speed(1);
     this.ready(false);
-    if (page.replayLast) this.last();
+    if (page.replayFirst) this.take(page.replayFirst);
+    else if (page.replayLast) this.last();
     else this.choose();
   }
 
@@ -124,12 +117,17 @@ class Replay {
     this.which.value = FILE;
     if (file.size > this.limit) return this.refuse(tooLarge(this.limit));
     const packed = file.name.endsWith(".gz");
-    const stream = packed ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
-    const unpacking = (this.loading = unpacked(stream, this.limit).catch(() => ({ error: "This file cannot be unpacked." })));
-    const { text, error } = await unpacking;
+    const unpacking = (this.loading = textOf(packed ? gunzip(file.stream()) : file.stream(), this.limit).catch((error) => ({ error })));
+    const text = await unpacking;
     if (unpacking !== this.loading) return; // another was chosen meanwhile
-    if (error) return this.refuse(error);
-    this.load(sd.fetched("/replays", { method: "POST", body: text }));
+    if (text.error) return this.refuse(text.error instanceof RangeError ? tooLarge(this.limit) : "This file cannot be unpacked.");
+    this.load(posted(text));
+  }
+
+  /** What is not in the list: what the script plays, or an error, as JSON. */
+  take(answer) {
+    this.which.value = FILE;
+    this.load(answer);
   }
 
   /** What was there stays, in the list too. */
@@ -289,13 +287,24 @@ class Replay {
   }
 }
 
+const openTab = () => {
+  const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
+  tabs.find((tab) => tab.textContent.trim() === "Replay").click();
+};
+
 /** Open the tab with the race that was run last; `at` is when the round to be stepped through ends. */
 page.showReplay = (at = null) => {
   page.replayRound = at;
-  const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
-  tabs.find((tab) => tab.textContent.trim() === "Replay").click();
+  openTab();
   page.replayLast = true; // for a tab that has not been opened before
   page.replay?.last();
+};
+
+/** Open the tab with what is not in its list, see `take`. */
+page.openReplay = (answer) => {
+  openTab();
+  page.replayFirst = answer;
+  page.replay?.take(answer);
 };
 
 export const mountReplay = (element, props, watch, trigger, server) => {

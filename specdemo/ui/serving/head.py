@@ -20,8 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..runs import Runs
 
 UI = Path(__file__).resolve().parents[1]
-STYLES = ("assets/page.css", "race/race.css", "lab/lab.css", "replay/replay.css", "watch/watch.css")
-TEMPLATES = ("assets/page.html", "race/race.html", "replay/replay.html", "watch/watch.html")
+STYLES = tuple(
+    f"{part}.css" for part in ("assets/page", "race/race", "lab/lab", "replay/replay", "share/share", "watch/watch")
+)
+TEMPLATES = tuple(
+    f"{part}.html" for part in ("assets/page", "race/race", "replay/replay", "share/share", "watch/watch")
+)
 MAIN = "main.js"  # imports the other scripts
 EARLY = "early.js"  # stands in the page itself
 TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -61,18 +65,24 @@ class Head:
 
 
 @cache
-def modules() -> tuple[str, dict[str, bytes]]:
-    """A name that changes when any of the files does, and the files by their paths, packed.
-
-    They refer to each other by relative paths, so the name stands before the paths of all of them.
-    """
+def sources() -> dict[str, bytes]:
+    """The scripts and style sheets by their paths."""
     paths = [*(UI / style for style in STYLES), *(path for path in UI.rglob("*.js") if path.name != EARLY)]
     files = {path.relative_to(UI).as_posix(): path.read_bytes() for path in paths}
     # Not as elements of the page: Gradio empties the `template` elements that it is given.
     html = json.dumps("".join((UI / name).read_text(encoding="utf-8") for name in TEMPLATES))
     files["templates.js"] = f"export const html = {html};\n".encode()
-    name = sha256(repr(sorted(files.items())).encode()).hexdigest()[:12]
-    return name, {path: gzip.compress(content, mtime=0) for path, content in sorted(files.items())}
+    return dict(sorted(files.items()))
+
+
+@cache
+def modules() -> tuple[str, dict[str, bytes]]:
+    """A name that changes when any of the files does, and the files by their paths, packed.
+
+    They refer to each other by relative paths, so the name stands before the paths of all of them.
+    """
+    name = sha256(repr([*sources().items()]).encode()).hexdigest()[:12]
+    return name, {path: gzip.compress(content, mtime=0) for path, content in sources().items()}
 
 
 def script_tags() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import sleep
 from collections.abc import AsyncIterator
 from html import escape
 
@@ -20,6 +21,7 @@ from .watches import Watch, Watches
 ENDED = b"event: ended\ndata:\n\n"
 GONE = "Nobody shares a race here. The link is wrong, or the sender has stopped sharing."
 NOT_OPEN = "The server does not know this page. Reload it and try again."
+WAITED = 10  # times that a session is looked for
 LONGEST_ADDRESS = 500  # a QR code of it can still be read
 SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
 PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
@@ -40,7 +42,11 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
         if not await may_see(request):
             return Response(status_code=401)
         session, address = (request.query_params.get(name, "") for name in ("session", "address"))
-        watch = watches.share(session) if session and len(address) <= LONGEST_ADDRESS else None
+        watch = None
+        for _ in range(WAITED if session and len(address) <= LONGEST_ADDRESS else 0):
+            if watch := watches.share(session):
+                break
+            await sleep(0.2)  # a page that comes back into sight asks for its status again just now
         if watch is None:
             return JSONResponse({"error": NOT_OPEN}, 409)
         link = address + watch.token
@@ -110,7 +116,7 @@ async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
         if place < len(told):
             fresh, place = told[place:], len(told)
             yield b"".join(fresh)
-            await asyncio.sleep(watch.watchers / SENT_PER_SECOND)
+            await sleep(watch.watchers / SENT_PER_SECOND)
         elif next_feed:
             feed, place = next_feed, 0
         elif ended:

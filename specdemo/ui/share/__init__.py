@@ -1,0 +1,1 @@
+"""What a visitor takes away from a race."""

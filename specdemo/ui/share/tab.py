@@ -1,0 +1,35 @@
+"""The dialog that shares a race, and the list of a visitor's own races below the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..part import Part
+from ..race.form import FIELDS
+from ..race.run import Run
+from ..replay.playable import playable_json
+from ..runs import Runs
+from .saved import saved_page
+
+
+def add_share(runs: Runs, form: dict[str, Any]) -> Any:
+    """Add both to the tab that is being built. Returns the event that fills in the form as it was for an earlier race.
+
+    Args:
+        form: the controls of the form by name.
+    """
+    part = Part("mountShare", ("link", "again"), server_functions=[_saved(runs)], elem_id="share")
+    fields = [form[name] for name in FIELDS]
+    part.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
+    return part.again(None, fields, fields, js="(...values) => specdemo.filledAgain(values)")
+
+
+def _saved(runs: Runs) -> Callable[[Any], str | None]:
+    def saved(run_id: Any) -> str | None:
+        """The race as an HTML file; None if it is no longer kept."""
+        with runs.engine.beside.work():
+            run = runs.find(Run, str(run_id))
+            return saved_page(playable_json("saved", lambda: run.trace().split("\n"))) if run else None
+
+    return saved
