@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from asyncio import sleep
 from collections.abc import AsyncIterator
 from html import escape
