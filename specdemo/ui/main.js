@@ -6,10 +6,12 @@ import { mountStudy } from "./lab/study.js";
 import { openAhead } from "./race/ahead.js";
 import * as form from "./race/form.js";
 import { mountRace } from "./race/race.js";
+import { Stage } from "./race/stage.js";
 import { mountReplay } from "./replay/replay.js";
 import { copyLink } from "./share/links.js";
 import { mountShare } from "./share/share.js";
 import { showSharing } from "./watch/share.js";
 
 Object.assign(page, top, form, { copyLink, mountRace, mountReplay, mountSaid, mountShare, mountStudy, showSharing });
+page.stage = new Stage();
 openAhead();

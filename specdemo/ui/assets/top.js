@@ -10,7 +10,8 @@ export const mountTop = (element, props, watch, trigger) => {
   document.body.classList.toggle("dark", isDark());
   const top = sd.clone("sd-top").firstElementChild;
   element.replaceChildren(top);
-  const { dark, help, retry, progress, model, facts } = sd.parts(top);
+  const { stage: toStage, dark, help, retry, progress, model, facts } = sd.parts(top);
+  toStage.addEventListener("click", () => page.stage.toggle());
   dark.addEventListener("click", toggleDark);
   help.addEventListener("click", showHelp);
   retry.addEventListener("click", () => trigger("retry"));
@@ -149,7 +150,7 @@ export const showHelp = () =>
     for (const [code, name, words] of sd.KINDS) list.append(sd.make("dt", "", sd.make("span", `tok ${code}`, name)), sd.make("dd", "", words));
   });
 
-const KEYS = { d: toggleDark, "?": showHelp };
+const KEYS = { d: toggleDark, f: () => page.stage?.toggle(), "?": showHelp };
 const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
@@ -158,6 +159,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     return press("run");
   }
+  if (page.stage?.on && !inDialog && !event.ctrlKey && !event.metaKey && !event.altKey && page.stage.key(event.key.toLowerCase())) return event.preventDefault();
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
   if (event.key === " " && page.race?.state === "opening" && !event.target.closest?.("button, input, select, textarea, dialog[open]")) {
     event.preventDefault();

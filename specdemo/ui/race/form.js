@@ -11,12 +11,21 @@ export const mountExamples = (element, props, watch, trigger) => {
   const [categories, prompts] = [["sd-categories", "Kinds of examples"], ["sd-prompts", "Examples"]].map(([name, label]) =>
     Object.assign(sd.make("div", name), { role: "group", ariaLabel: label }),
   );
+  const pick = (prompt) => {
+    props.value = prompt;
+    trigger("pick");
+  };
+  let opened = [];
+  /** Put an example of the kind that is open into the form, by its place; it resolves when it is there. */
+  page.pick = async (at) => {
+    const prompt = opened[at % opened.length];
+    pick(prompt);
+    const field = document.querySelector("#prompt textarea");
+    for (let frames = 0; field.value !== prompt && frames < 60; frames++) await new Promise(requestAnimationFrame);
+  };
   const open = (category) => {
+    opened = props.prompts[category];
     for (const button of categories.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.textContent === category));
-    const pick = (prompt) => {
-      props.value = prompt;
-      trigger("pick");
-    };
     const chips = props.prompts[category].map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt }));
     const rest = chips.splice(SHOWN);
     const more = sd.button("sd-chip sd-more", `${rest.length} more`, () => {

@@ -90,6 +90,12 @@ export class Opening {
     this.timer = setTimeout(() => this.tick(), TICK_MS);
   }
 
+  skipScene() {
+    clearTimeout(this.timer);
+    this.hold(false);
+    this.next();
+  }
+
   /** Pause it, or go on. */
   hold(held = !this.held) {
     const now = performance.now();

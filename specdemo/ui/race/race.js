@@ -378,6 +378,6 @@ export class Race extends Job {
 
 export const mountRace = (element, props, watch, trigger, server) => {
   page.race ??= new Race(element.firstElementChild, trigger, server);
-  Object.assign(page.race, { trigger, server, home: element, recording: props.recording });
+  Object.assign(page.race, { trigger, server, home: element, recording: props.recording, attract: props.attract });
   watch("value", () => page.race.told(JSON.parse(props.value)));
 };

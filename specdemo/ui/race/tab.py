@@ -19,6 +19,7 @@ from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
+from ..replay.routes import recordings
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, STARTING, add_form, begin_with, describe, of_link, read_form
@@ -49,6 +50,7 @@ def add_race(
                 ("begin", "ask", "cancel"),
                 server_functions=_answers(runs),
                 recording=recording,
+                attract=[told["file"] for told in recordings() if recording and told["at_ease"]],
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]

@@ -44,7 +44,8 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
         where = f", {machine['device_name']}" if machine["device"].startswith("cuda") else ""
         settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}{where}"
         told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
-        found[file] = {**told, "file": file}, packed
+        at_ease = not (model or tree or asked.settings.temperature)
+        found[file] = {**told, "file": file, "at_ease": at_ease}, packed
     return found
 
 
@@ -54,7 +55,8 @@ def opening_file() -> str:
 
 
 def recordings() -> list[dict[str, Any]]:
-    """The recordings that ship: `name`, `category`, `prompt`, `settings` in a few words, and the `file` to fetch."""
+    """The recordings that ship: `name`, `category`, `prompt`, `settings` in a few words, and the `file` to fetch;
+    `at_ease` is whether it is of the default preset, with chains at temperature 0."""
     return [told for told, _ in prepared().values()]
 
 

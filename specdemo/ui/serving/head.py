@@ -20,12 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..runs import Runs
 
 UI = Path(__file__).resolve().parents[1]
-STYLES = tuple(
-    f"{part}.css" for part in ("assets/page", "race/race", "lab/lab", "replay/replay", "share/share", "watch/watch")
-)
-TEMPLATES = tuple(
-    f"{part}.html" for part in ("assets/page", "race/race", "replay/replay", "share/share", "watch/watch")
-)
+PARTS = "assets/page", "race/race", "replay/replay", "share/share", "watch/watch"
+STYLES = tuple(f"{part}.css" for part in (*PARTS, "lab/lab", "race/stage"))
+TEMPLATES = tuple(f"{part}.html" for part in PARTS)
 MAIN = "main.js"  # imports the other scripts
 EARLY = "early.js"  # stands in the page itself
 TYPES = {".js": "text/javascript", ".css": "text/css"}

@@ -1,0 +1,87 @@
+// Stage mode: the race alone, large, for a hall. The keys are those of a clicker, and recordings play when nobody touches it.
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
+import { Opening } from "./opening.js";
+
+const IDLE_MS = 60_000; // without a touch until recordings play
+const REST_MS = 8_000; // between two of them
+const LOOK_MS = 500;
+const BUSY = ["waiting", "loading", "running", "showing"];
+
+const press = (id) => document.querySelector(`#${id}`)?.click();
+
+export class Stage {
+  constructor() {
+    Object.assign(this, { on: false, example: 0, idle: IDLE_MS, rest: REST_MS, touched: 0, rested: 0, played: 0 });
+    for (const name of ["pointerdown", "pointermove", "keydown", "wheel"]) document.addEventListener(name, () => this.touch(), { passive: true, capture: true });
+    document.addEventListener("visibilitychange", () => this.on && this.keepAwake());
+    document.addEventListener("fullscreenchange", () => this.on && this.full && !document.fullscreenElement && this.toggle(false));
+  }
+
+  toggle(on = !this.on) {
+    this.on = on;
+    document.body.classList.toggle("sd-on-stage", on);
+    clearInterval(this.timer);
+    this.touch();
+    if (on) {
+      this.full = false;
+      document.documentElement.requestFullscreen?.().then(() => (this.full = true), () => {}); // a browser may refuse it
+      this.timer = setInterval(() => this.attract(), LOOK_MS);
+      this.keepAwake();
+    } else {
+      if (document.fullscreenElement) document.exitFullscreen();
+      this.lock?.release();
+    }
+    page.race?.drawNow();
+  }
+
+  /** The screen stays on, where the browser can do that. */
+  async keepAwake() {
+    this.lock = await navigator.wakeLock?.request("screen").catch(() => null);
+  }
+
+  // --- the keys
+
+  get keys() {
+    const run = () => this.run(this.example);
+    const next = () => (BUSY.includes(page.race.state) ? page.race.skip() : page.race.is("opening") ? page.race.opening.skipScene() : run());
+    return { pagedown: next, pageup: run, ".": () => this.run(this.example + 1), f: () => this.toggle(), escape: () => this.toggle(false) };
+  }
+
+  /** Whether it has done what a key asks for. */
+  key(key) {
+    const act = /^[1-9]$/.test(key) ? () => this.run(key - 1) : this.keys[key];
+    act?.();
+    return Boolean(act);
+  }
+
+  /** Race an example of the kind that is open in the form. */
+  async run(at) {
+    if (BUSY.includes(page.race.state)) return;
+    this.example = at;
+    await page.pick?.(at);
+    press("run");
+  }
+
+  // --- when nobody is there
+
+  touch() {
+    this.touched = performance.now();
+  }
+
+  /** After a minute, one recording after the other. */
+  async attract() {
+    const { race } = page;
+    const since = performance.now() - this.touched;
+    if (race.is(...BUSY, "opening")) this.rested = performance.now();
+    else if (since > this.idle && performance.now() - this.rested > this.rest && race.attract?.length) {
+      this.rested = performance.now();
+      const file = race.attract[this.played++ % race.attract.length];
+      const recording = await sd.fetched(`/recordings/${file}`).catch(() => null);
+      if (!recording || race.is(...BUSY)) return;
+      race.opening?.clear();
+      race.opening = new Opening(race, JSON.parse(recording));
+      race.opening.play(true);
+    }
+  }
+}
