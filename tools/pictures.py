@@ -39,8 +39,7 @@ CLOCK = """() => {
 }"""
 FILMED = """
   #controls, .sd-results, .sd-behind, .sd-legend, .sd-pacing { display: none !important; }
-  .sd-sentence { min-height: 2.7em !important; font-size: 22px !important; }
-  .sd-exact { min-height: 6em !important; }
+  .sd-say { --large: 22px !important; min-height: 170px !important; }
 """
 ENDED = """() => {  // the recording of the other tab, in the arena of a race
   const { show } = specdemo.race;

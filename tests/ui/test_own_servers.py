@@ -26,7 +26,7 @@ from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
-from .browser import parts_by_id, sentence, shared, tokens_shown
+from .browser import parts_by_id, sentence, settings, shared, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script
 
@@ -207,6 +207,7 @@ def test_a_server_is_not_raced_with_several_readers() -> None:
 
 
 def name_servers(page: Page, server: str, key: str = "", baseline: str = "") -> None:
+    settings(page)
     if not page.locator("#server-address").is_visible():
         page.get_by_role("button", name="Your own server").click()
     for name, value in (("server-address", server), ("server-key", key), ("baseline-address", baseline)):
@@ -224,7 +225,7 @@ def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair
     for lane in (PLAIN, SPECULATIVE):
         written = [text for text, code in tokens_shown(page, lane) if code not in ("x", "u")]
         assert "".join(written) == TEXT
-    assert page.locator(".sd-badge").inner_text().startswith("Identical")
+    assert page.locator(".sd-badge").inner_text().startswith("Same text")
     assert page.locator("#server-key input").get_attribute("type") == "password"
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})

@@ -54,10 +54,16 @@ export class Strip {
     });
     node.addEventListener("keydown", ({ key }) => key === "Enter" && this.passes.length && open(this.passes.at(-1).at));
     this.clear();
+    // It may be drawn while its tab is hidden, and has no size until it is shown.
+    new ResizeObserver(() => {
+      if (node.clientHeight === this.height) return;
+      Object.assign(this, { height: node.clientHeight, scale: null });
+      this.draw(this.asked);
+    }).observe(node);
   }
 
   clear() {
-    Object.assign(this, { passes: [], drawn: 0, scale: null, began: null });
+    Object.assign(this, { passes: [], drawn: 0, scale: null, asked: null, began: null });
     this.canvas.width = 0;
     this.canvas.style.width = "0";
   }
@@ -82,13 +88,13 @@ export class Strip {
 
   /** Draw what is new, at the scale of all lanes. */
   draw(scale) {
-    if (!scale) return;
+    this.asked = scale;
+    if (!scale || !this.height) return;
     const { canvas, passes } = this;
     const dots = window.devicePixelRatio || 1;
     const wide = this.end * scale;
     if (scale !== this.scale || wide * dots > canvas.width) {
       const room = Math.ceil(Math.min(WIDEST, Math.max(this.node.clientWidth, 2 * wide)));
-      this.height = this.node.clientHeight;
       Object.assign(canvas, { width: room * dots, height: this.height * dots });
       Object.assign(canvas.style, { width: `${room}px`, height: `${this.height}px` });
       Object.assign(this, { scale, drawn: 0, brush: canvas.getContext("2d") });
