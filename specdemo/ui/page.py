@@ -16,7 +16,7 @@ from .lab.tab import add_lab
 from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets
-from .replay.routes import opening_file
+from .replay.routes import attracting_files, opening_file
 from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
@@ -53,7 +53,7 @@ def build_page(
         )
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
-                form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file())
+                form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file(), attracting_files())
                 filled_again = add_share(runs, form)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)

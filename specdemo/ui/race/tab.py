@@ -19,7 +19,6 @@ from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
-from ..replay.routes import recordings
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, STARTING, add_form, begin_with, describe, of_link, read_form
@@ -29,13 +28,19 @@ from .run import Run
 
 
 def add_race(
-    engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], budgets: Budgets, recording: str
+    engine: Engine,
+    runs: Runs,
+    prompts: Mapping[str, Sequence[str]],
+    budgets: Budgets,
+    recording: str,
+    attract: Sequence[str],
 ) -> dict[str, Any]:
     """Add the contents of the tab to the page that is being built. Returns the controls of its form by name.
 
     Args:
         prompts: example prompts by category.
         recording: what a page opens with that no link fills in, see `replay.routes`; empty for nothing.
+        attract: the recordings that play in stage mode when nobody is there.
     """
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
@@ -50,7 +55,7 @@ def add_race(
                 ("begin", "ask", "cancel"),
                 server_functions=_answers(runs),
                 recording=recording,
-                attract=[told["file"] for told in recordings() if recording and told["at_ease"]],
+                attract=list(attract),
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]

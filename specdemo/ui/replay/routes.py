@@ -54,6 +54,11 @@ def opening_file() -> str:
     return next(file for file, (told, _) in prepared().items() if told["name"] == OPENING)
 
 
+def attracting_files() -> list[str]:
+    """Those that play when nobody is there: of the default preset, with chains at temperature 0."""
+    return [told["file"] for told, _ in prepared().values() if told["at_ease"]]
+
+
 def recordings() -> list[dict[str, Any]]:
     """The recordings that ship: `name`, `category`, `prompt`, `settings` in a few words, and the `file` to fetch;
     `at_ease` is whether it is of the default preset, with chains at temperature 0."""
