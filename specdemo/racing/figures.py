@@ -15,6 +15,7 @@ from .asked import DraftedLane
 from .stats import Stats, speed_up
 
 EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
+MUCH = 0.1  # of a token of the target alone, of a rate or of a pass: less is not worth a sentence
 ENOUGH = 5  # the fewest passes to take a mean of
 ENOUGH_DRAFTS = 10  # the fewest drafts to say what another K would give
 LONGEST = 8  # the largest K that is predicted from shorter drafts: longer passes may cost more than the line

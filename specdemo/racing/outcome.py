@@ -118,17 +118,16 @@ class Outcome:
         """The largest of all lanes; None if there is none."""
         return max((found.speed_up for found in self.verdicts.values() if found.speed_up is not None), default=None)
 
-    def _memory(self, stats: Mapping[str, Stats]) -> dict[str, Any]:
-        """How close the passes of each lane come to what the memory allows, and its rate in bytes per second."""
-        shares = memory_shares(stats, self.environment)
-        return {"memory_shares": shares, "memory_rate": memory_rate_of(self.environment)}
-
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON: the report of each lane by its name, and of several readers the `stats` of both groups; in
         `verdicts` the fields of `LaneVerdict` and the `comparison` of the text for each drafted lane; for the whole
         race the largest `speed_up`, a `sentence`, and the first `comparison` to differ; if weights are known,
         `memory_shares` and `memory_rate`."""
         parted = [found for found in self.comparisons.values() if found]
+        memory = {}
+        if self.environment:
+            shares = memory_shares(self.stats, self.environment)
+            memory = {"memory_shares": shares, "memory_rate": memory_rate_of(self.environment)}
         return {
             **self.reports,
             **{name: {"stats": group.as_dict()} for name, group in self.groups.items()},
@@ -136,7 +135,7 @@ class Outcome:
             "speed_up": self.speed_up,
             "sentence": self.sentence,
             "comparison": asdict(first_to_part(parted)) if parted else None,
-            **(self._memory(self.stats) if self.environment else {}),
+            **memory,
         }
 
     def _verdicts(self) -> dict[str, Any]:

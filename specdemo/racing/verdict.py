@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import sqrt
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from .asked import DraftedLane
 from .compare import Comparison, exact_rows
-from .figures import EVEN, Figures, memory_rate_of, memory_share, weight_bytes
+from .figures import EVEN, MUCH, Figures, memory_rate_of, memory_share, weight_bytes
+from .notes import notes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
@@ -21,11 +21,8 @@ NOTHING = "Nothing to compare yet."
 NOWHERE: Mapping[str, Any] = {}  # an unknown environment
 CONSIDERABLE = 0.1  # the share of a lane's time, or of a ratio, that is worth a sentence
 BETTER = 1.05  # another K is advised if the figures say that it is this many times as fast
-MUCH = 0.1  # of a token of the target alone, of a rate or of a pass: less is not worth a sentence
 ALONE, DRAFTED = "alone", "with the drafter"
 NEARLY_FREE = "prompt-lookup", "ngram", "lookup-ngram"  # drafters without a model
-SURE = 3.0  # standard errors between two rates that differ by more than chance
-MANY_PASSES, LONGER, LONG_CONTEXT = 32, 1.2, 1000  # passes, their growth and the tokens for a note on the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,71 +287,6 @@ def action(found: Figures) -> str:
     if found.side >= 0:
         return ""
     return f"Try {free}." if free else "For a text like this one, use the target alone."
-
-
-def notes(found: Figures, same: bool | None = None, exact_rows: int | None = None) -> list[str]:
-    """What else a lane shows, a sentence each.
-
-    Args:
-        same: whether its text is that of the target alone; None if the two need not be the same.
-        exact_rows: `Runner.exact_rows` of the target; None if unknown.
-    """
-    told = [_ahead(found.lane), _decay(found.lane), _context(found.plain), _exactness(found, same, exact_rows)]
-    return [sentence for sentence in told if sentence]
-
-
-def _ahead(lane: Stats) -> str:
-    """How many drafts were prepared while the target verified."""
-    if not lane.could_hit:
-        return ""
-    if not lane.outcomes:
-        return "No draft was prepared ahead: the drafter takes longer than a pass, or runs on the device of the target."
-    each = lane.outcomes / lane.could_hit
-    return (
-        f"{lane.hits / lane.could_hit:.0%} of the drafts were prepared while the target verified, "
-        f"each for {each:.1f} outcomes of a pass."
-    )
-
-
-def _decay(lane: Stats) -> str:
-    """Fewer guesses pass as the text grows."""
-    drafts = lane.drafts_tested
-    half = len(drafts) // 2
-    (early, passed), (late, later) = (
-        (sum(draft.tested for draft in part), sum(draft.accepted for draft in part))
-        for part in (drafts[:half], drafts[half:])
-    )
-    if not early or not late:
-        return ""
-    before, after, mean = passed / early, later / late, (passed + later) / (early + late)
-    if before - after < max(MUCH, SURE * sqrt(mean * (1 - mean) * (1 / early + 1 / late))):
-        return ""
-    return f"Acceptance falls along the text: {before:.0%} of the tested guesses in its first half, {after:.0%} later."
-
-
-def _context(plain: Stats) -> str:
-    """The target's own passes take longer at the end: the context has grown, or the machine was slower."""
-    times, quarter = plain.verify_times, len(plain.verify_times) // 4
-    if len(times) < MANY_PASSES or not (first := median(times[:quarter])) or median(times[-quarter:]) < LONGER * first:
-        return ""
-    context = plain.prompt_tokens + plain.tokens
-    why = f"the context has grown to {context:,} tokens"
-    if context < LONG_CONTEXT:
-        why = f"{context:,} tokens of context do not explain that, so the machine became slower; run the race again"
-    return (
-        f"A pass of the target alone takes {median(times[-quarter:]) / first - 1:.0%} longer in the last quarter of "
-        f"the text than in the first: {why}."
-    )
-
-
-def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str:
-    """The text differs, and rounding can explain it."""
-    rows = 1 + max((draft.drafted for draft in found.lane.drafts_tested), default=0)
-    ended = found.plain.finish_reason and found.lane.finish_reason  # else one is only shorter
-    if same is not False or not ended or exact_rows is None or exact_rows >= rows:
-        return ""
-    where = f"; passes for K up to {exact_rows - 1} are" if exact_rows > 1 else ""
-    return f"The texts differ: on this engine a pass over {rows} rows is not exact to the bit{where}."
 
 
 def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None) -> list[tuple[str, str]]:

@@ -17,10 +17,11 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.memory_rate import memory_rate
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.figures import Figures, alpha_for, memory_shares, noise, weight_bytes
+from specdemo.racing.notes import notes
 from specdemo.racing.race import race
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.summary import summary
-from specdemo.racing.verdict import action, lanes_verdict, notes, numbers, race_verdict, reason
+from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
 from specdemo.racing.verdict import judge_lane as judge
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 

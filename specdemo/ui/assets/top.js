@@ -2,7 +2,7 @@
 import * as sd from "./page.js";
 import { page } from "./page.js";
 
-const press = (id) => document.querySelector(`#${id}`)?.click();
+export const press = (id) => document.querySelector(`#${id}`)?.click();
 
 // --- the line at the top
 
@@ -150,8 +150,8 @@ export const showHelp = () =>
     for (const [code, name, words] of sd.KINDS) list.append(sd.make("dt", "", sd.make("span", `tok ${code}`, name)), sd.make("dd", "", words));
   });
 
-const KEYS = { d: toggleDark, f: () => page.stage?.toggle(), "?": showHelp };
-const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
+const KEYS = { d: toggleDark, "?": showHelp };
+const RACE_KEYS = { f: () => page.stage?.toggle(), r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
   const inDialog = event.target.closest?.("dialog[open]");

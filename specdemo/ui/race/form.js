@@ -15,18 +15,18 @@ export const mountExamples = (element, props, watch, trigger) => {
     props.value = prompt;
     trigger("pick");
   };
-  let opened = [];
+  let shown = []; // of the kind that is open
   /** Put an example of the kind that is open into the form, by its place; it resolves when it is there. */
   page.pick = async (at) => {
-    const prompt = opened[at % opened.length];
+    const prompt = shown[at % shown.length];
     pick(prompt);
     const field = document.querySelector("#prompt textarea");
     for (let frames = 0; field.value !== prompt && frames < 60; frames++) await new Promise(requestAnimationFrame);
   };
   const open = (category) => {
-    opened = props.prompts[category];
+    shown = props.prompts[category];
     for (const button of categories.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.textContent === category));
-    const chips = props.prompts[category].map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt }));
+    const chips = shown.map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt }));
     const rest = chips.splice(SHOWN);
     const more = sd.button("sd-chip sd-more", `${rest.length} more`, () => {
       more.replaceWith(...rest);

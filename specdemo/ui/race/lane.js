@@ -150,7 +150,7 @@ export class Lane {
       };
       const [wrong, ...others] = discarded[0]?.[1] === "x" ? discarded : [null, ...discarded];
       const ghost = others.length ? [sd.make("span", "sd-ghost", ...others.map(told))] : [];
-      if (wrong && /^\s/.test(wrong[0] + own?.[0])) fork.append(sd.make("wbr")); // a line may end before both
+      if (wrong && [wrong, own].some((token) => /^\s/.test(token?.[0]))) fork.append(sd.make("wbr")); // a line may end before both
       if (wrong) fork.append(sd.make("span", "sd-pair", told(wrong), ...ghost, ...(own ? [told(own)] : [])));
       else fork.append(...ghost, ...(own ? [told(own)] : []));
       if (tree) group.append(fork);

@@ -91,7 +91,6 @@ export class Opening {
   }
 
   skipScene() {
-    clearTimeout(this.timer);
     this.hold(false);
     this.next();
   }

@@ -100,12 +100,19 @@ export class Race extends Job {
   }
 
   /** Begin with a recorded race, unless somebody has pressed Run before it is here. */
-  async open(file) {
+  open(file) {
     this.root.toggleAttribute("data-opens", true); // on a phone it comes before the form until Run is pressed
+    return this.explain(file);
+  }
+
+  /** Play a recorded race with captions, unless something else has begun before it is here. See `Opening.play`. */
+  async explain(file, asked = false) {
+    const { state } = this;
     const recording = await sd.fetched(`/recordings/${file}`).catch(() => null); // the page can do without
-    if (!recording || !this.is("idle")) return;
+    if (!recording || !this.is(state)) return;
+    this.opening?.clear();
     this.opening = new Opening(this, JSON.parse(recording));
-    this.opening.play();
+    this.opening.play(asked);
   }
 
   legend() {

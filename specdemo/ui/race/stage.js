@@ -1,19 +1,16 @@
 // Stage mode: the race alone, large, for a hall. The keys are those of a clicker, and recordings play when nobody touches it.
-import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
-import { Opening } from "./opening.js";
+import { press } from "../assets/top.js";
 
 const IDLE_MS = 60_000; // without a touch until recordings play
 const REST_MS = 8_000; // between two of them
 const LOOK_MS = 500;
+const TOUCHES = ["pointerdown", "pointermove", "keydown", "wheel"];
 const BUSY = ["waiting", "loading", "running", "showing"];
-
-const press = (id) => document.querySelector(`#${id}`)?.click();
 
 export class Stage {
   constructor() {
     Object.assign(this, { on: false, example: 0, idle: IDLE_MS, rest: REST_MS, touched: 0, rested: 0, played: 0 });
-    for (const name of ["pointerdown", "pointermove", "keydown", "wheel"]) document.addEventListener(name, () => this.touch(), { passive: true, capture: true });
     document.addEventListener("visibilitychange", () => this.on && this.keepAwake());
     document.addEventListener("fullscreenchange", () => this.on && this.full && !document.fullscreenElement && this.toggle(false));
   }
@@ -22,6 +19,7 @@ export class Stage {
     this.on = on;
     document.body.classList.toggle("sd-on-stage", on);
     clearInterval(this.timer);
+    for (const name of TOUCHES) document[on ? "addEventListener" : "removeEventListener"](name, this.touch, { passive: true, capture: true });
     this.touch();
     if (on) {
       this.full = false;
@@ -65,23 +63,18 @@ export class Stage {
 
   // --- when nobody is there
 
-  touch() {
+  touch = () => {
     this.touched = performance.now();
-  }
+  };
 
   /** After a minute, one recording after the other. */
-  async attract() {
+  attract() {
     const { race } = page;
     const since = performance.now() - this.touched;
     if (race.is(...BUSY, "opening")) this.rested = performance.now();
     else if (since > this.idle && performance.now() - this.rested > this.rest && race.attract?.length) {
       this.rested = performance.now();
-      const file = race.attract[this.played++ % race.attract.length];
-      const recording = await sd.fetched(`/recordings/${file}`).catch(() => null);
-      if (!recording || race.is(...BUSY)) return;
-      race.opening?.clear();
-      race.opening = new Opening(race, JSON.parse(recording));
-      race.opening.play(true);
+      race.explain(race.attract[this.played++ % race.attract.length], true);
     }
   }
 }

@@ -41,7 +41,7 @@ class Replay {
     this.race.measure = "speed-up, recorded";
     this.race.speed(null);
     this.step = new Step(this);
-    this.race.parts.figure.parentNode.after(this.step.node);
+    this.race.parts.front.after(this.step.node);
     this.race.openRound = (at) => this.openRound(at);
     this.which = this.parts.which;
     this.chosen = ""; // what is shown, by its name in the list

@@ -15,7 +15,7 @@ class Watched extends Race {
     super(element, () => {}, null);
     this.header = header;
     this.prompt = Object.assign(sd.make("p", "sd-asked"), { tabIndex: 0 }); // a long one scrolls
-    this.parts.panes.before(this.prompt);
+    this.parts.front.before(this.prompt);
     this.parts.pace.value = this.show.pace = sd.kept(PACE) ?? (still() ? "once" : "real");
     this.words("Waiting for a race.", "It is shown here as soon as the sender presses Run.");
   }
