@@ -134,13 +134,17 @@ def _chips(found: Figures) -> list[dict[str, str]]:
         rows = f": it reads {found.rows:.1f} tokens for each one written" if found.rows else ""
         told += [
             (
-                "cost of a draft",
-                f"{draft:.0%}",
+                "of a pass to draft",
+                _share(draft),
                 f"A draft takes {draft:.0%} of the time of a pass of the target alone.",
             ),
-            ("cost of a check", f"{longer:.0%}", f"Checking a draft makes a pass {longer:.0%} longer{rows}."),
+            ("of a pass to check", _share(longer), f"Checking a draft makes a pass {longer:.0%} longer{rows}."),
         ]
     return [dict(zip(("name", "value", "sentence"), one, strict=True)) for one in told]
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:

@@ -128,7 +128,7 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> N
     page.evaluate(
         """(words) => {
             const { race } = specdemo;
-            const names = ["tokens per pass", "cost of a draft", "cost of a check"];
+            const names = ["tokens per pass", "of a pass to draft", "of a pass to check"];
             race.words(...words);
             race.inShort(names.map((name) => ({ name, value: "100%", sentence: "" })), "");
         }""",

@@ -122,7 +122,7 @@ def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     for chip, value, name, words in zip(
         chips.all(),
         (f"{found.tokens:.1f}", f"{found.draft_cost:.0%}", f"{longer:.0%}"),
-        ("tokens per pass", "cost of a draft", "cost of a check"),
+        ("tokens per pass", "of a pass to draft", "of a pass to check"),
         (
             "with the drafter, 1 without it",
             "of the time of a pass of the target alone",

@@ -189,7 +189,7 @@ export class Race extends Job {
     this.parts.told.textContent = sentence;
     const shown = chips.map(({ name, value, sentence: own }) => {
       const chip = sd.make("span", "sd-fact", sd.make("b", "", value), ` ${name}`);
-      return Object.assign(chip, { tabIndex: 0, sdWhy: [name, own] });
+      return Object.assign(chip, { tabIndex: 0, sdWhy: [`${value} ${name}`, own] });
     });
     this.parts.chips.replaceChildren(...shown);
   }
