@@ -22,6 +22,7 @@ from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, reque
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
+from .check import check
 from .doctor import doctor
 from .export import export
 from .lab import app as lab_app
@@ -44,6 +45,7 @@ from .options import (
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
+app.command()(check)
 app.command()(doctor)
 app.command()(export)
 moved(

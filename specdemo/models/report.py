@@ -35,6 +35,10 @@ from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
 TYPES = {"gemma3": "gemma3_text"}  # transformers' names for architectures of GGUF files, where they differ
+ESTIMATE = (
+    "An estimate, by sizes alone: a guess by {name} costs about {share:.0%} of a pass of the target, so rounds with "
+    "drafts of 4 pay from {tokens:.1f} tokens on."
+)
 TOKENS = 2048  # of a text, in the estimate of memory for caches
 
 
@@ -105,8 +109,19 @@ class Report:
         lines += [head.sentence() for head in self.heads]
         if self.on_disk:
             lines.append(ON_DISK.format(size=gigabytes(self.on_disk)))
+        lines += self.estimates()
         who = "It needs" if len(self.models) + len(self.heads) == 1 else "Together they need"
         return [*lines, f"{who} {gigabytes(self.needed)} of memory; {gigabytes(self.free)} are free."]
+
+    def estimates(self) -> list[str]:
+        """What a guess should cost, by sizes alone: a pass takes about as long as its weights take to be read."""
+        target, *drafts = self.models
+        sizes = [(draft.name, draft.weights) for draft in drafts] + [(head.name, head.size) for head in self.heads]
+        return [
+            ESTIMATE.format(name=name, share=size / target.weights, tokens=1 + 4 * size / target.weights)
+            for name, size in sizes
+            if size and target.weights
+        ]
 
     def check(self) -> None:
         """Refuse what cannot run here, before anything large is fetched.

@@ -67,6 +67,49 @@ FLAGS = {
 }
 
 
+N_GRAMS, DRAFT_MODEL, HEAD = "n-grams", "a draft model", "a head"
+KINDS = {
+    **dict.fromkeys(("prompt-lookup", "ngram", "lookup-ngram", "suffix"), N_GRAMS),
+    "draft-model": DRAFT_MODEL,
+    **dict.fromkeys(("eagle", "lookup-eagle"), HEAD),
+}
+ELSEWHERE = {  # transformers 5.17: `generation/configuration_utils.py`
+    N_GRAMS: {
+        "transformers": "generate(..., prompt_lookup_num_tokens={k})",
+        "vLLM": '--speculative-config \'{"method": "ngram", "num_speculative_tokens": {k}, "prompt_lookup_min": 2, '
+        '"prompt_lookup_max": 5}\'',
+        "llama.cpp": "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m {k}",
+        "SGLang": "--speculative-algorithm NGRAM --speculative-num-draft-tokens {k_and_one}",
+    },
+    DRAFT_MODEL: {
+        "transformers": "generate(..., assistant_model=DRAFT, num_assistant_tokens={k}, "
+        'num_assistant_tokens_schedule="constant")',
+        "vLLM": '--speculative-config \'{"model": "DRAFT", "num_speculative_tokens": {k}}\'',
+        "llama.cpp": "-md DRAFT --spec-type draft-simple --spec-draft-n-max {k}",
+        "SGLang": "--speculative-algorithm STANDALONE --speculative-draft-model-path DRAFT --speculative-num-steps {k} "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens {k_and_one}",
+    },
+    HEAD: {
+        "vLLM": '--speculative-config \'{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": {k}}\'',
+        "SGLang": "--speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD --speculative-num-steps {k} "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens {k_and_one}",
+    },
+}
+
+
+def elsewhere(drafter: str, k: int, draft_model: str = "") -> list[tuple[str, str]]:
+    """The programs that have a drafter of the same kind, each with the argument that makes it draft K tokens with it.
+
+    DRAFT and HEAD stand for what a person has to name.
+    """
+    flags = ELSEWHERE.get(KINDS.get(drafter, ""), {})
+    return [(name, _filled(flag, k).replace("DRAFT", draft_model or "DRAFT")) for name, flag in flags.items()]
+
+
 def k_flag(engine: str, k: int) -> str:
     """The flag with which an engine drafts K tokens in a round."""
-    return FLAGS[engine].k.replace("{k_and_one}", str(k + 1)).replace("{k}", str(k))
+    return _filled(FLAGS[engine].k, k)
+
+
+def _filled(flag: str, k: int) -> str:
+    return flag.replace("{k_and_one}", str(k + 1)).replace("{k}", str(k))

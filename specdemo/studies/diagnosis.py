@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
+from operator import mul
 from typing import Any
 
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
+from ..types import AUTO
 from .doctor import Doctor, Sample
 from .statistics import Spread, geometric_mean, pooled_rate
 from .tables import grouped
@@ -34,9 +36,14 @@ class Diagnosis:
             (`alpha`) would do that if all passed alike.
         speed_up: over prompts of eight kinds, see `racing.stats.Pace.to`, with a bootstrap interval.
         texts: how many texts were compared, how many are the same, and where the others part.
+        adapts: whether K changes from round to round.
+        best_k: the K with the most tokens a second by these figures, 0 for none; None if they do not tell.
+
+    Args:
+        looks: how often the interval of the speed-up is looked at before one is acted on; it is wider for it.
     """
 
-    def __init__(self, doctor: Doctor) -> None:
+    def __init__(self, doctor: Doctor, looks: int = 1) -> None:
         usual = [sample for sample in doctor.samples if sample.context is None]
         kinds = grouped(usual, lambda sample: sample.prompt.category)
         longer = grouped((sample for sample in doctor.samples if sample.context), lambda sample: sample.context)
@@ -44,7 +51,8 @@ class Diagnosis:
         self.engine = doctor.with_drafts.facts
         self.baseline = doctor.alone.facts if doctor.alone else None
         self.plan = asdict(doctor.plan)
-        self.speed_up = _speed_up(usual)
+        self.adapts = self.engine.get("k") == AUTO
+        self.speed_up = _speed_up(usual, looks)
         self.tokens_per_round = _tokens_per_round(usual)
         self.often = _often(usual)
         self.positions = _positions(usual)
@@ -57,7 +65,7 @@ class Diagnosis:
         self.texts = _texts(doctor.samples)
         self.samples = [_sample(sample) for sample in doctor.samples]
         self.left_out = [*doctor.left_out, *notes]
-        self.best_k = _best_k([row["unconditional"].mean for row in self.positions], cost, self.often)
+        self.best_k = _best_k(self._reached(), cost, self.often, _mean_draft(usual) if self.adapts else None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, the sentences first."""
@@ -67,6 +75,13 @@ class Diagnosis:
         """The table of the CSV file: `part` says what a row is of."""
         parts = {"position": self.positions, "kind": self.kinds, "at once": self.at_once, "context": self.contexts}
         return [{"part": part, **row} for part, rows in {**parts, "text": self.samples}.items() for row in rows]
+
+    def _reached(self) -> list[float]:
+        """How often a draft passes to each position; if K adapts, one that is long enough to have it."""
+        if not self.adapts:
+            return [row["unconditional"].mean for row in self.positions]
+        tested = [row["conditional"].mean if row["conditional"] else 0.0 for row in self.positions]
+        return [*accumulate(tested, mul)]
 
     # --- in words
 
@@ -114,7 +129,7 @@ class Diagnosis:
         return lines
 
     def _on_k(self, engine: str) -> list[str]:
-        if self.best_k is None or not self.positions:
+        if self.best_k is None or not self.positions or (self.adapts and self.best_k):
             return []
         now, best = len(self.positions), self.best_k
         if best == 0:
@@ -181,8 +196,13 @@ def _tokens_per_round(samples: Sequence[Sample]) -> Spread | None:
     return pooled_rate([(len(found.tokens) - 1, found.rounds) for found in (s.with_drafts for s in samples)])
 
 
-def _speed_up(samples: Sequence[Sample]) -> Spread | None:
-    return geometric_mean({s.prompt.id: [s.speed_up] if s.speed_up else [] for s in samples})
+def _speed_up(samples: Sequence[Sample], looks: int = 1) -> Spread | None:
+    return geometric_mean({s.prompt.id: [s.speed_up] if s.speed_up else [] for s in samples}, looks)
+
+
+def _mean_draft(samples: Sequence[Sample]) -> float | None:
+    drafts = sum(sample.with_drafts.drafts or 0 for sample in samples)
+    return sum(sample.with_drafts.drafted or 0 for sample in samples) / drafts if drafts else None
 
 
 def _often(samples: Sequence[Sample]) -> float | None:
@@ -240,19 +260,22 @@ def _alpha(cost: float | None, often: float | None, k: int) -> float | None:
     return alpha_for(1 + (cost - 1) / often, k)
 
 
-def _best_k(reached: Sequence[float], cost: float | None, often: float | None) -> int | None:
+def _best_k(
+    reached: Sequence[float], cost: float | None, often: float | None, mean_draft: float | None = None
+) -> int | None:
     """The K up to that of the drafts with the most tokens a second, 0 for none.
 
     `reached` is how often a draft passes to each position. The cost of a round is taken to grow evenly with its draft,
-    from that of a round of the baseline. The K in use is kept unless another is faster by `WORTH`.
+    from that of a round of the baseline. The K in use is kept unless another is faster by `WORTH`. Where K adapts there
+    is none in use, and a draft has `mean_draft` tokens.
     """
     if cost is None or not often or not reached:
         return None
     longest = len(reached)
-    each = max(0.0, (cost - 1) / often / longest)
+    each = max(0.0, (cost - 1) / often / (mean_draft or longest))
     speeds = speeds_by_k(reached, [1 + each * k for k in range(longest + 1)])
     best = max(range(longest + 1), key=speeds.__getitem__)
-    return best if speeds[best] > (1 + WORTH) * speeds[longest] else longest
+    return best if mean_draft or speeds[best] > (1 + WORTH) * speeds[longest] else longest
 
 
 def _group(of: dict[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from ..servers.race import gap, server_lane
 from ..servers.steps import Told
 from ..system.progress import Stopped, attended, check_stopped
 from ..types import REJECTION, BadInput, Settings, Token
-from .prompts import Prompt, read_prompts, some
-from .study import PROMPT_FILES
+from .prompts import Prompt, read_prompts
+from .study import PROMPT_FILES, some_of_each
 
 AT_ONCE = 1, 2, 4, 8, 16
 CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
@@ -129,7 +129,8 @@ class PresetWriter:
 
     def __init__(self, loaded: Loaded, drafter: str, k: int | str) -> None:
         self.loaded, self.drafter, self.k = loaded, drafter, k
-        self.facts = {"engine": "specdemo", "version": loaded.engine, "model": loaded.preset.name, "drafter": drafter}
+        named = {"engine": "specdemo", "version": loaded.engine, "model": loaded.preset.name}
+        self.facts = {**named, "drafter": drafter, "k": k}
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
         ids, events = self.loaded.encode(prompt), []
@@ -171,7 +172,7 @@ class DoctorPlan:
             raise BadInput("The time must be above 0 seconds.")
 
     def prompts(self) -> list[Prompt]:
-        return some(read_prompts(PROMPT_FILES / "domains.jsonl"), self.each)
+        return some_of_each("domains", self.each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,7 @@ class Doctor:
                     self.done += 1
                     yield words
         except _Late:
-            self.left_out.append(f"The {self.plan.seconds:g} seconds were over in the middle of {self._at}.")
+            self.left_out.append(f"The {self.plan.seconds:.0f} seconds were over in the middle of {self._at}.")
         except BadInput as error:
             if not self.samples:
                 raise

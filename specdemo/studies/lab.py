@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .ahead import DraftsAhead
+from .check import Check
 from .checks import Lossless
 from .domains import Domains
-from .examination import Doctor
 from .explain import Theory
 from .profile import Profile
 from .readers import Readers
 from .study import Study
 from .sweep import Sweep
 
-ALL = Profile, Theory, Sweep, Domains, Readers, DraftsAhead, Lossless, Doctor
+ALL = Check, Theory, Profile, Sweep, Domains, Readers, DraftsAhead, Lossless
 STUDIES: dict[str, type[Study]] = {study.name: study for study in ALL}

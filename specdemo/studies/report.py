@@ -8,7 +8,7 @@ from typing import Any
 
 from .diagnosis import Diagnosis
 from .statistics import Spread
-from .tables import told
+from .tables import Table, told
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -98,19 +98,28 @@ def facts(found: Diagnosis) -> list[str]:
     return lines
 
 
-def html_report(found: Diagnosis) -> str:
-    """The whole page. What a server calls itself is escaped; neither an address nor a key stands in it."""
-    return "".join(_page(found))
+def html_report(found: Diagnosis, answer: str = "", tables: Sequence[Table] = ()) -> str:
+    """The whole page. What a server calls itself is escaped; neither an address nor a key stands in it.
+
+    Args:
+        answer: stands above the rest instead of the verdict.
+        tables: stand before those of the diagnosis.
+    """
+    return "".join(_page(found, answer, tables))
 
 
-def _page(found: Diagnosis) -> Iterator[str]:
+def _page(found: Diagnosis, answer: str, tables: Sequence[Table]) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>Does speculation pay?</title><style>{STYLE}</style></head><body>"
-    yield f'<h1>Does speculation pay?</h1><p class="verdict">{escape(found.verdict)}</p>'
+    yield f'<h1>Does speculation pay?</h1><p class="verdict">{escape(answer or found.verdict)}</p>'
     yield from _list(found.advice())
     yield "<h2>Figures</h2>"
     yield from _list(facts(found))
+    for made in tables:
+        cells: Columns = [(str(place), header, "") for place, header in enumerate(made.headers)]
+        rows = [{str(place): cell for place, cell in enumerate(row)} for row in made.rows]
+        yield from _table(made.title, "", cells, rows)
     for name, (title, words, columns) in TABLES.items():
         yield from _table(title, words, columns, getattr(found, name))
     if found.left_out:

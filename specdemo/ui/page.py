@@ -12,7 +12,7 @@ from ..drafters.names import menu as drafters
 from . import api
 from .budgets import Budgets
 from .engine import Engine
-from .lab.tab import add_lab
+from .lab.tab import add_check, add_lab
 from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets
@@ -55,6 +55,8 @@ def build_page(
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file(), attracting_files())
                 filled_again = add_share(runs, form)
+            with gr.Tab("Check", id="check-tab"):
+                add_check(engine, runs, form, top, budgets)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
             with gr.Tab("Replay", id="replay-tab"):

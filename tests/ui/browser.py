@@ -18,6 +18,7 @@ from specdemo.studies.lab import STUDIES
 from specdemo.types import DraftOutcome
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import Engine
+from specdemo.ui.lab.tab import FRONT
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
@@ -73,8 +74,13 @@ def parts_by_id(budgets: Budgets = Budgets()) -> dict[str, Any]:  # noqa: B008  
     return {block.elem_id: block for block in page.blocks.values() if getattr(block, "elem_id", None)}
 
 
+def open_tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
 def settings(page: Page) -> None:
     """Open the settings below Run."""
+    open_tab(page, "Race")
     button = page.locator("#settings > button")
     if "open" not in (button.get_attribute("class") or "").split():
         button.click()
@@ -92,6 +98,7 @@ def fill(page: Page, k: int | None = None, temperature: float | None = None, max
 
 def run(page: Page, prompt: str | None = None, until: str = "ended") -> None:
     """Fill in a prompt, press Run and wait for a state of the arena."""
+    open_tab(page, "Race")
     if prompt is not None:
         page.fill("#prompt textarea", prompt)
     page.click("#run")
@@ -158,7 +165,11 @@ def sentence(page: Page) -> str:
 
 
 def choose(page: Page, view: str) -> Locator:
-    """Open a view, where there is no room for its tab by the list of the others."""
+    """Open a view of Check or of the Lab, where there is no room for its tab by the list of the others."""
+    front = STUDIES[view] in FRONT
+    open_tab(page, "Check" if front else "Lab")
+    if front and page.locator(f"#lab-{view}").is_visible():
+        return page.locator(f"#lab-{view}")
     tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
     page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
     if not tab.is_visible():

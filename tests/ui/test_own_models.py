@@ -14,14 +14,14 @@ from specdemo.models.sources import Folder, Hub
 from specdemo.ui.engine import Engine, real_backend
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
-from .browser import parts_by_id, run, served_engine, settings, tokens_of, tokens_shown
+from .browser import open_tab, parts_by_id, run, served_engine, settings, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PROMPTS, Script
 
 
 def name_models(page: Page, target: str, draft: str = "") -> None:
     """Open the fields, fill them in, and ask what they take."""
-    settings(page)
+    open_tab(page, "Check")
     field = page.locator("#own-target input, #own-target textarea")
     if not field.is_visible():
         page.get_by_role("button", name="Your own model").click()
@@ -31,12 +31,12 @@ def name_models(page: Page, target: str, draft: str = "") -> None:
 
 
 def said(page: Page) -> str:
-    settings(page)
+    open_tab(page, "Check")
     return page.locator("#own-said textarea").input_value()
 
 
 def expect_said(page: Page, words: str) -> None:
-    settings(page)
+    open_tab(page, "Check")
     expect(page.locator("#own-said textarea")).to_have_value(words)
 
 
@@ -65,10 +65,12 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
         Hub("someone/big"),
         Hub("someone/small"),
     )
+    settings(page)
     page.click("#drafter input")
     page.get_by_role("option", name=re.compile("· prompt-lookup$")).click()
     run(page, "one two three")
     assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
+    open_tab(page, "Check")
     page.locator("#own-draft input, #own-draft textarea").fill("")
     expect(page.locator("#own-load")).to_be_disabled()  # what was told is not of these names
     loads = len(script.loads)
@@ -95,7 +97,7 @@ def test_a_load_is_cancelled_and_the_preset_before_races(visit: Visit, script: S
     before = chosen(page)
     name_models(page, "someone/slow")
     script.loading.clear()
-    settings(page)
+    open_tab(page, "Check")
     page.click("#own-load")
     expect(page.locator(".sd-top")).to_have_attribute("data-stage", "loading")
     expect(page.locator(".sd-model")).to_contain_text("10% done")
@@ -107,6 +109,7 @@ def test_a_load_is_cancelled_and_the_preset_before_races(visit: Visit, script: S
     assert script.loads[-1].preset.name != "someone/slow"
     run(page, "one two three")
     assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
+    open_tab(page, "Check")
     expect(page.locator("#own-load")).to_be_enabled()
     page.click("#own-load")  # again
     expect(page.locator(".sd-model")).to_have_text("slow")
@@ -127,7 +130,7 @@ def test_wrong_names_are_sentences_and_what_was_loaded_races(visit: Visit, scrip
     for name, words in WRONG.items():
         name_models(page, name)
         expect_said(page, words)
-        settings(page)
+        open_tab(page, "Check")
         expect(page.locator("#own-load")).to_be_disabled()
     run(page, "one two three")
     assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
@@ -140,7 +143,7 @@ def test_a_load_that_fails_says_why_and_goes_back(visit: Visit, script: Script) 
     before = chosen(page)
     script.load_failure = MemoryError("the weights of someone/broken are truncated.")
     name_models(page, "someone/broken")
-    settings(page)
+    open_tab(page, "Check")
     page.click("#own-load")
     expect_said(page, "the weights of someone/broken are truncated.")
     expect(page.locator("#preset input")).to_have_value(before)
@@ -156,7 +159,7 @@ def test_named_models_are_kept_as_a_preset(
     monkeypatch.setattr(reporting.save_preset, "__defaults__", (tmp_path,))
     page = visit()
     name_models(page, "someone/big", str(tmp_path))
-    settings(page)
+    open_tab(page, "Check")
     save = page.locator("#own-save")
     save.click()
     expect_said(page, "A preset is named by letters, digits, dots and dashes, not ''.")
@@ -166,6 +169,7 @@ def test_named_models_are_kept_as_a_preset(
     expect_said(page, f"Saved. In the menu it is {title}.")
     mine = read_preset(tmp_path / "mine.toml")
     assert (mine.target, mine.draft_model) == (Hub("someone/big"), Folder(tmp_path))
+    settings(page)
     page.click("#preset input")
     page.get_by_role("option", name=title).click()
     expect(page.locator(".sd-model")).to_have_text(title)
@@ -206,13 +210,14 @@ def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(
         page = visit(at=url)
         expect(page.locator(".sd-model")).to_have_text("Toy")
         name_models(page, str(tmp_path / "tiny.gguf"), str(stranger))
-        settings(page)
+        open_tab(page, "Check")
         expect(page.locator("#own-load")).to_be_enabled()
         assert "nothing to download" in said(page)
         assert "drafts by text" in said(page)
         page.click("#own-load")
         expect(page.locator(".sd-model")).to_have_text("tiny.gguf + stranger")
         expect(page.locator(".sd-facts")).to_contain_text("drafts by text")
+        settings(page)
         page.locator("#max-new-tokens input").fill("24")
         run(page, "the cat sat on the mat")
         plain, drafted = (text_shown(page, lane) for lane in ("plain", "speculative"))

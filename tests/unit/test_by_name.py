@@ -75,11 +75,14 @@ def test_the_memory_told_is_what_is_taken(
 
 def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: dict[str, Path], tmp_path: Path) -> None:
     report = report_on(preset_of(str(folders["llama"]), str(folders["qwen3"])), "float32", "cpu")
-    target, draft, tokenizers, memory = report.lines()
+    target, draft, tokenizers, estimate, memory = report.lines()
     assert "llama: nothing to download; " in target
     assert "of memory for the weights" in target
     assert "licence not stated." in draft
     assert tokenizers == "The tokenizers match."
+    share = report.models[1].weights / report.models[0].weights
+    assert f"a guess by {folders['qwen3']} costs about {share:.0%} of a pass of the target" in estimate
+    assert f"pay from {1 + 4 * share:.1f} tokens on" in estimate
     assert memory.startswith("Together they need ")
     report.check()
     other = make_tokenizer(["quite another text of other words altogether"])

@@ -16,7 +16,7 @@ from specdemo.models.sources import Folder
 from specdemo.racing.race import race
 from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import Engine, real_backend
-from specdemo.ui.race.own_models import _preset
+from specdemo.ui.race.own_models import _named
 
 from ..conftest import Command
 from .checkpoints import make_tokenizer, save, tiny
@@ -58,7 +58,7 @@ def test_a_folder_opens_by_its_name_wherever_that_travels(
         pairs = (preset_of(*pair) for pair in (("a/b", given), (given, "a/b"), (given, "gpt2")))
         for preset in (alone, both, *pairs, with_head(alone, "eagle", given)):
             assert find_preset(preset.name) == preset
-        assert _preset(given, " ") == alone
+        assert _named({}, given, " ", "") == alone
     save_preset(both, "kept", tmp_path)
     presets, broken = load_presets(tmp_path)
     assert not broken
@@ -108,7 +108,7 @@ def test_such_a_folder_races_and_its_trace_is_run_again(
 
 def test_such_a_folder_loads_and_races_on_the_page(model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "a + b"))
-    preset = _preset(str(folder), str(folder))
+    preset = _named({}, str(folder), str(folder), "")
     engine = Engine({"toy": preset_of(str(model))}, real_backend())
     assert "The tokenizers match." in engine.backend.report(preset).lines()
     engine.add(preset)

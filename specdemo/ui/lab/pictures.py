@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead, outcomes
+from ...studies.check import Check
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
-from ...studies.examination import Doctor
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
 from ...studies.readers import Readers
@@ -189,11 +189,17 @@ def of_ahead(study: DraftsAhead) -> Picture:
     return [Section(verdict, words, plots, study.tables())]
 
 
-def of_doctor(study: Doctor) -> Picture:
-    if study.found is None or not study.found.samples:
-        return []
-    verdict, *words = study.words()
-    return [Section(verdict, words, figures_of(study.found), study.tables())]
+def of_check(study: Check) -> Picture:
+    """Until a drafter is examined, those that were tried."""
+    known = ((row["drafter"], row["speed_up"]) for row in study.rows() if row["speed_up"] is not None)
+    rows: list[Row] = [{"name": name, "value": ratio, "low": None, "high": None} for name, ratio in known]
+    words = "On a few prompts, to choose the one that is examined. An outlined bar is slower than the target alone."
+    x = {"label": "times the target alone", "format": "times"}
+    tried = [bars("Drafters tried", words, x, rows, [(1, "the target alone")])] if rows else []
+    if study.found is None:
+        return [Section("", [], tried, study.tables())] if rows else []
+    answer, *words_found = study.words()
+    return [Section(answer, words_found, [*tried, *figures_of(study.found)], study.tables())]
 
 
 def _at_once(
@@ -285,6 +291,7 @@ def of_words(study: Study) -> Picture:
 
 BY_WORDS = Shown(of_words, ((0, 3),))
 PICTURES: dict[str, Shown] = {
+    "check": Shown(of_check, ((6, 7),)),
     "profile": Shown(of_profile, ((2, 3),)),
     "theory": Shown(of_measured, ((2, 1), (2, 0))),
     "sweep": Shown(of_sweep, ((4, 1),)),
@@ -292,7 +299,6 @@ PICTURES: dict[str, Shown] = {
     "batch": Shown(of_readers, ((3, 1),)),
     "ahead": Shown(of_ahead, ((3, 1),)),
     "lossless": Shown(of_lossless, ((1, 1), (1, 2), (3, 1))),
-    "doctor": Shown(of_doctor, ((5, 5),)),
 }
 
 

@@ -3,15 +3,19 @@ study.js."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from inspect import getdoc
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import gradio as gr
 from gradio.processing_utils import save_bytes_to_cache
 
+from ...studies.check import Check
 from ...studies.explain import Theory
-from ...studies.lab import STUDIES
+from ...studies.lab import ALL
 from ...studies.study import ABLE, Study
 from ...system.allowed import allowed
 from ...types import Field, one_of
@@ -19,6 +23,7 @@ from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
 from ..part import Part
+from ..race.own_models import add_own_models
 from ..race.run import Run
 from ..runs import Runs
 from ..serving.line import QUIET
@@ -28,7 +33,28 @@ from .pictures_of_theory import race_numbers, theory_of
 from .results import Results, Updates
 from .run import LabRun, work_of
 
+FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
+
+
+def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:
+    """Put the tab Check where it is called: whether speculation pays for a model or a server that is named, and what to
+    expect of other numbers.
+
+    Args:
+        form: the controls of the Race tab, of which a loaded model is chosen.
+        top: as of `add_lab`.
+    """
+
+    def named() -> None:
+        title = gr.Markdown(_checked(engine, next(iter(engine.presets))), elem_id="check-model")
+        told = {"preprocess": False, "queue": False, **QUIET}
+        form["preset"].change(lambda preset: _checked(engine, preset), form["preset"], title, **told)
+        if budgets.own_models:
+            add_own_models(engine, runs, form, budgets)
+
+    with gr.Tabs(elem_id="check"):
+        _add_tabs(FRONT, engine, runs, form["preset"], top, budgets, {Check: named})
 
 
 def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budgets: Budgets) -> None:
@@ -38,8 +64,21 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
         top: triggers `able` when it is known what the preset can use.
     """
     with gr.Tabs(elem_id="lab"):
-        servers = budgets.own_models and allowed(servers=True) != ()
-        tabs = [StudyTab(study, study.form(servers), engine, runs) for study in STUDIES.values()]
+        _add_tabs([study for study in ALL if study not in FRONT], engine, runs, preset, top, budgets)
+
+
+def _add_tabs(
+    studies: Sequence[type[Study]],
+    engine: Engine,
+    runs: Runs,
+    preset: gr.Dropdown,
+    top: gr.HTML,
+    budgets: Budgets,
+    above: Mapping[type[Study], Callable[[], None]] = {},  # never changed
+) -> None:
+    """`above` adds to the top of a study's form."""
+    servers = budgets.own_models and allowed(servers=True) != ()
+    tabs = [StudyTab(study, study.form(servers), engine, runs, above.get(study)) for study in studies]
     for tab in tabs:
         tab.wire_run(preset, budgets.lab_seconds)
         tab.wire_drafters(preset, top)
@@ -47,17 +86,32 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
             tab.wire_theory()
 
 
+def _checked(engine: Engine, preset: Any) -> str:
+    return f"Model: **{engine.presets[preset].title}**" if preset in engine.presets else ""
+
+
 class StudyTab:
     """One study: its form on the left, on the right what there is to show."""
 
-    def __init__(self, study: type[Study], form: Sequence[Field], engine: Engine, runs: Runs) -> None:
+    def __init__(
+        self,
+        study: type[Study],
+        form: Sequence[Field],
+        engine: Engine,
+        runs: Runs,
+        above: Callable[[], None] | None = None,
+    ) -> None:
+        """With something `above` its form, what may be filled in is folded below the button."""
         self.study, self.form, self.engine, self.runs = study, form, engine, runs
         with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
             self.measured = gr.State()  # `theory.Measured`
             gr.Markdown(getdoc(study), elem_classes="lab-words")
             with gr.Row(elem_classes="lab-view"):
                 with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
-                    self.fields = dict(_controls(study.name, form, engine))
+                    if above:
+                        above()
+                    else:
+                        self.fields = dict(_controls(study.name, form, engine))
                     with gr.Column(elem_classes="lab-go"):
                         with gr.Row():
                             self.run = gr.Button(
@@ -68,6 +122,8 @@ class StudyTab:
                             self.from_race = gr.Button("Use my last race")
                         script = {"server_functions": [halting(runs)], "study": study.name, "elem_classes": "lab-says"}
                         self.says = Part("mountStudy", ("go", "show", "cancel"), **script)
+                    if above:
+                        self.fields = dict(_controls(study.name, form, engine, folded=True))
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
@@ -178,14 +234,14 @@ def said(words: str, failed: bool = False) -> str:
     return to_json({"words": words, "failed": failed})
 
 
-def _controls(study: str, form: Sequence[Field], engine: Engine) -> Iterator[tuple[str, Any]]:
-    """The controls of the form by name, where they are called."""
-    group = ""
-    for field in form:
-        if field.group != group:
-            group = field.group
-            gr.Markdown(f"### {group}")
-        yield field.name, _control(field, f"lab-{study}-{field.name}", engine)
+def _controls(study: str, form: Sequence[Field], engine: Engine, folded: bool = False) -> Iterator[tuple[str, Any]]:
+    """The controls of the form by name, where they are called, each group below a heading or `folded`."""
+    for group, fields in groupby(form, attrgetter("group")):
+        with gr.Accordion(group, open=False) if folded else nullcontext():
+            if group and not folded:
+                gr.Markdown(f"### {group}")
+            for field in fields:
+                yield field.name, _control(field, f"lab-{study}-{field.name}", engine)
 
 
 def _control(field: Field, elem_id: str, engine: Engine) -> Any:

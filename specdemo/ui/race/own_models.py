@@ -1,16 +1,16 @@
-"""The fields of the Race tab for models that a person names: looked at first, then loaded, then kept as a preset."""
+"""The fields for models that a person names: looked at first, then loaded, then kept as a preset."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
 
-from ...models.presets import Preset, preset_of, read_preset
+from ...models.presets import Preset, preset_of, read_preset, with_head
 from ...system.allowed import allowed
 from ...system.imports import import_quickly
 from ...types import BadInput
@@ -36,7 +36,7 @@ def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Bu
         own = SimpleNamespace(before=gr.State(""))  # the preset to go back to
         own.target = gr.Textbox(
             label="Target",
-            info="A hub id (owner/name), a folder, a .gguf file, or owner/name:file.gguf."
+            info="A hub id (owner/name), a folder, a .gguf file, owner/name:file.gguf, or a preset's name."
             if names is None
             else f"This Space allows: {', '.join(names)}.",
             max_lines=1,
@@ -45,7 +45,13 @@ def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Bu
         own.draft = gr.Textbox(
             label="Draft model", info="Optional, named in the same way.", max_lines=1, elem_id="own-draft"
         )
-        own.look = gr.Button("Check", elem_id="own-check")
+        own.head = gr.Textbox(
+            label="Head",
+            info="Optional: EAGLE-3, DFlash, DSpark or Medusa, a hub id or a folder.",
+            max_lines=1,
+            elem_id="own-head",
+        )
+        own.look = gr.Button("What it needs", elem_id="own-check")
         own.said = gr.Textbox(label="What it needs", visible=False, lines=2, max_lines=14, elem_id="own-said")
         with gr.Row():
             own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
@@ -57,7 +63,7 @@ def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Bu
 
 
 def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
-    named, chosen = [own.target, own.draft], form["preset"]
+    named, chosen = [own.target, own.draft, own.head], form["preset"]
     begins = [chosen, *(form[field] for field in STARTING)]
     loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
 
@@ -65,22 +71,22 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         first, *others = begin_with(engine.presets[preset], budgets)
         return [gr.update(**{**first, "value": preset, "choices": menu(engine.presets)}), *others]
 
-    def check(target: Any, draft: Any) -> list[Any]:
+    def check(*given: Any) -> list[Any]:
         lines: list[str] = []
         try:
             with engine.beside.work():
-                report = engine.backend.report(_preset(target, draft))
+                report = engine.backend.report(_named(engine.presets, *given))
                 lines += report.lines()
                 report.check()
         except Exception as error:
             return [_say(*lines, engine.sentence(error)), gr.update(interactive=False)]
         return [_say(*lines), gr.update(interactive=True)]
 
-    def begin(target: Any, draft: Any) -> list[Any]:
+    def begin(*given: Any) -> list[Any]:
         try:
-            preset = _preset(target, draft)
-        except BadInput as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            preset = _named(engine.presets, *given)
+        except Exception as error:
+            raise gr.Error(engine.sentence(error), print_exception=False) from error
         going_back = engine.status.loaded or next(iter(engine.presets))
         engine.add(preset)
         return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name)]
@@ -122,12 +128,13 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         said = _say("Cancelled. What was already downloaded is kept.")
         return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before)]
 
-    def save(target: Any, draft: Any, name: Any) -> list[Any]:
+    def save(*values: Any) -> list[Any]:
         if os.environ.get("SPACE_ID"):
             return [_say("A Space keeps no presets of its visitors."), gr.skip()]
         try:
+            *given, name = values
             reporting = import_quickly("specdemo.models.report")
-            saved = read_preset(reporting.save_preset(_preset(target, draft), _text(name).strip()))
+            saved = read_preset(reporting.save_preset(_named(engine.presets, *given), _text(name).strip()))
         except Exception as error:
             return [_say(engine.sentence(error)), gr.skip()]
         engine.add(saved)
@@ -148,8 +155,14 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     own.save.click(save, [*named, own.name], [own.said, chosen], **here, **QUIET)
 
 
-def _preset(target: Any, draft: Any) -> Preset:
-    return preset_of(_text(target), draft if _text(draft).strip() else None)
+def _named(presets: Mapping[str, Preset], target: Any, draft: Any, head: Any) -> Preset:
+    """The preset of what was named. A head may say which target it is for."""
+    target, draft, head = map(_text, (target, draft, head))
+    found = import_quickly("specdemo.models.published_heads").head_format(head) if head.strip() else None
+    named = target if target.strip() or found is None else found.target or ""
+    alone = None if draft.strip() else presets.get(named.strip())
+    preset = alone or preset_of(named, draft if draft.strip() else None)
+    return with_head(preset, found.kind, head) if found else preset
 
 
 def _text(value: Any) -> str:

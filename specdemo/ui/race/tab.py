@@ -22,7 +22,6 @@ from ..part import Part
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, STARTING, add_form, begin_with, describe, of_link, read_form
-from .own_models import add_own_models
 from .own_servers import add_own_servers, read_servers
 from .run import Run
 
@@ -47,7 +46,6 @@ def add_race(
             form = add_form(engine.presets, prompts, budgets)
             with form["own"]:
                 if budgets.own_models:
-                    add_own_models(engine, runs, form, budgets)
                     own_server = add_own_servers()
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = Part(

@@ -1,0 +1,296 @@
+"""Does it pay: yes, no or unclear, within a time that is given.
+
+Of a preset, drafters are tried on a few prompts first. The fastest is then examined on other prompts, so that its
+figures are not those that it was chosen by. A server is examined as it is. `doctor` measures, `diagnosis` says what it
+means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from statistics import geometric_mean, median
+from typing import TYPE_CHECKING, Any
+
+from ..servers.address import MAX_ADDRESS, Address
+from ..servers.flags import elsewhere
+from ..system.imports import Later
+from ..system.progress import Stopped, attended, check_stopped
+from ..types import AUTO, BadInput, Field, Settings
+from .prompts import read_prompts
+from .study import DRAFTERS, PROMPT_FILES, Study, some_of_each
+from .tables import Table, table
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+    from ..servers import dialects
+    from . import diagnosis, doctor, report
+else:
+    diagnosis = Later("specdemo.studies.diagnosis")
+    doctor = Later("specdemo.studies.doctor")
+    report = Later("specdemo.studies.report")
+    dialects = Later("specdemo.servers.dialects")
+
+PAYS = 1.05  # a speed-up below is not worth a second model
+LOOKS = 3  # at most, at the interval: after each prompt of all kinds
+LEAST_TEXTS = 5  # fewer give no answer
+TRIAL_SHARE = 0.4  # of the time
+TRIAL_TOKENS = 32
+TRIAL_EACH = 2  # prompts that are easy to guess for, and as many that are hard
+IN_REACH = 0.8  # of the fastest: slower drafters are not tried further
+MOST_KEPT = 4  # drafters after each prompt
+TOKENS = 16, 96  # of an examined text: the fewest, and the most
+SIDES = 2.5  # how often a text is written: by the target alone, with the drafter, and some time for prompts
+SERVERS, BOUNDS = "Your own server", "Drafters and time"
+BASELINE = "Without it, no speed-up can be computed."
+YES, NO, UNCLEAR = "yes", "no", "unclear"
+ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
+COLUMNS = (
+    ("drafter", "drafter", ""),
+    ("texts", "texts", "d"),
+    ("tokens_per_round", "tokens a round", ".2f"),
+    ("needed", "needed to break even", ".2f"),
+    ("speed_up", "speed-up", ".2f"),
+)
+
+
+def _of_server(name: str, label: str, kind: str, info: str = "") -> Field:
+    return Field(name, label, kind, "", 0, MAX_ADDRESS, info=info, group=SERVERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a drafter did on a few prompts, before one was chosen. `needed` tokens a round are its break-even."""
+
+    drafter: str
+    texts: int
+    tokens_per_round: float | None
+    needed: float | None
+    speed_up: float | None
+
+    @classmethod
+    def of(cls, drafter: str, samples: Sequence[doctor.Sample]) -> Trial:
+        rounds = sum(sample.with_drafts.rounds for sample in samples)
+        tokens = sum(len(sample.with_drafts.tokens) - 1 for sample in samples) / rounds if rounds else None
+        return cls(drafter, len(samples), tokens, *(_mean(samples, name) for name in ("cost", "speed_up")))
+
+
+class Check(Study):
+    """Is speculation worth it for a model, or on a server that you run? Drafters are tried on the model, and the
+    fastest is examined on eight kinds of prompts, in turns with the target alone. The answer is yes, no or unclear,
+    with the reason, the best draft length, and what to change in the program that you use.
+    """
+
+    name = "check"
+    title = "Does it pay?"
+    button = "Check"
+    fields = (
+        replace(DRAFTERS, value="all", label="Drafters to try", group=BOUNDS),
+        Field("seconds", "Seconds, at most", "whole", 120, 10, 600, group=BOUNDS),
+        _of_server("server", "Address of the server", "address", "Such as http://127.0.0.1:8080"),
+        _of_server("server_key", "Its API key", "key"),
+        _of_server("baseline", "The same server without speculation", "address", BASELINE),
+        _of_server("baseline_key", "Its API key", "key"),
+        Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=SERVERS),
+        Field("context", "Longest prompt, tokens", "whole", 0, 0, 4096, info="0 leaves it out.", group=SERVERS),
+    )
+    has_page = True
+    heading = "Drafters tried"
+    columns = COLUMNS
+
+    def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
+        self.doctor: doctor.Doctor | None = None
+        self.trials: dict[str, list[doctor.Sample]] = {}
+        self._found: diagnosis.Diagnosis | None = None
+        self._began = time.monotonic()
+
+    @classmethod
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return not asked.get("server")
+
+    def run(self) -> Iterator[str]:
+        self.steps, self._began = self.asked["seconds"], time.monotonic()
+        if self.asked.get("baseline") and not self.asked.get("server"):
+            raise BadInput("Give the address of the server, too: a preset is its own baseline.")
+        with ExitStack() as opened:
+            if self.asked.get("server"):
+                mine, alone = self._servers(opened)
+                parts = self._examine(mine, alone, self._plan_of_servers())
+            else:
+                parts = self._of_preset()
+            for words in opened.enter_context(closing(parts)):
+                self.done = min(self.steps, int(time.monotonic() - self._began))
+                yield words
+
+    # --- a preset
+
+    def _of_preset(self) -> Generator[str]:
+        """Try the drafters, then examine the fastest until it is clear whether it pays."""
+        alone = doctor.PresetWriter(self.loaded, "none", 0)
+        yield from self._try(alone, self._began + TRIAL_SHARE * self.steps)
+        seconds = max(1.0, self._began + self.steps - time.monotonic())
+        texts = [sample.alone for samples in self.trials.values() for sample in samples]
+        rate = median(text.stats.tokens_per_second or 0.0 for text in texts if text)
+        kinds = len({prompt.category for prompt in read_prompts(PROMPT_FILES / "domains.jsonl")})
+        fewest, most = TOKENS
+        tokens = min(most, max(fewest, int(seconds * rate / (SIDES * kinds))))
+        plan = doctor.DoctorPlan(LOOKS, Settings(max_new_tokens=tokens), (), (), seconds)
+        writer = doctor.PresetWriter(self.loaded, self.best, AUTO)
+        with closing(self._examine(writer, alone, plan)) as steps:
+            for words in steps:
+                yield words
+                whole = self.doctor is not None and len(self.doctor.samples) % kinds == 0
+                if whole and self.answer != UNCLEAR:
+                    return
+
+    def _try(self, alone: doctor.Writer, end: float) -> Iterator[str]:
+        """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop early."""
+        own = self.loaded.preset.defaults.drafter  # first, in case that there is no time for others
+        names = sorted(self.asked["drafters"], key=lambda name: name != own)
+        writers = {name: doctor.PresetWriter(self.loaded, name, AUTO) for name in names}
+        settings = Settings(max_new_tokens=TRIAL_TOKENS)
+        for prompt in some_of_each("easy-hard", TRIAL_EACH):
+            for name, writer in writers.items():
+                try:
+                    with attended(lambda: bool(self.trials) and time.monotonic() > end):
+                        pair = writer.write(prompt.prompt, settings), alone.write(prompt.prompt, settings)
+                except Stopped:
+                    check_stopped()  # by whoever waits for it
+                    return
+                self.trials.setdefault(name, []).append(doctor.Sample(prompt, *pair))
+                yield f"Trying drafters: {name}"
+            ranked = sorted(writers, key=self._speed, reverse=True)[:MOST_KEPT]
+            writers = {name: writers[name] for name in ranked if self._speed(name) > IN_REACH * self._speed(ranked[0])}
+            if len(writers) == 1:
+                return
+
+    @property
+    def best(self) -> str:
+        """The fastest of the drafters that were tried on most prompts."""
+        most = max(map(len, self.trials.values()))
+        return max((name for name, found in self.trials.items() if len(found) == most), key=self._speed)
+
+    def _speed(self, name: str) -> float:
+        """1 where nothing was drafted."""
+        return _mean(self.trials[name], "speed_up") or 1.0
+
+    # --- servers
+
+    def _servers(self, opened: ExitStack) -> Iterator[doctor.Writer | None]:
+        for address, key in (("server", "server_key"), ("baseline", "baseline_key")):
+            where = self.asked.get(address)
+            connected = where and dialects.connected(Address.read(where), self.asked.get(key))
+            yield doctor.ServerWriter(opened.enter_context(connected)) if connected else None
+
+    def _plan_of_servers(self) -> doctor.DoctorPlan:
+        return doctor.DoctorPlan(
+            2,
+            doctor.settings_of(0.0, TOKENS[1], server=True),
+            [count for count in doctor.AT_ONCE if count <= self.asked["at_once"]],
+            [tokens for tokens in doctor.CONTEXTS if tokens <= self.asked["context"]],
+            self.asked["seconds"],
+        )
+
+    # --- what was found
+
+    def _examine(
+        self, mine: doctor.Writer | None, alone: doctor.Writer | None, plan: doctor.DoctorPlan
+    ) -> Generator[str]:
+        assert mine is not None
+        examined = self.doctor = doctor.Doctor(mine, alone, plan)
+        for words in examined.run():
+            self._found = None  # more is known by now
+            yield words
+        self._found = None
+
+    @property
+    def found(self) -> diagnosis.Diagnosis | None:
+        """What there is so far."""
+        if self._found is None and self.doctor is not None and self.doctor.samples:
+            self._found = diagnosis.Diagnosis(self.doctor, LOOKS)
+        return self._found
+
+    @property
+    def answer(self) -> str:
+        """Whether speculation is at least `PAYS` times as fast: yes or no where the whole interval says so."""
+        found = self.found
+        if found is None or len(found.samples) < LEAST_TEXTS:
+            return UNCLEAR
+        if found.often == 0:
+            return NO
+        speed = found.speed_up
+        if speed is None or speed.low is None or speed.high is None:
+            return UNCLEAR
+        return YES if speed.low > PAYS else NO if speed.high < PAYS else UNCLEAR
+
+    def in_short(self) -> str:
+        """The figures that the answer rests on, in a few sentences."""
+        found = self.found
+        if found is None:
+            return "Nothing was measured."
+        speed, needed = found.speed_up, found.break_even["tokens_per_round"]
+        who = f"With {found.engine['drafter']}" if "drafter" in found.engine else "With speculation"
+        if found.often == 0 or speed is None:
+            return found.verdict
+        between = "" if speed.low is None else f" ({speed.low:.2f} to {speed.high:.2f})"
+        pays = ""
+        if found.tokens_per_round and needed:
+            pays = f" A round writes {found.tokens_per_round.mean:.2f} tokens and needs {needed:.2f} to break even."
+        enough = "" if self.answer == YES else f" A speed-up that pays is one of {PAYS:g} or more."
+        return f"{who} it is {speed.mean:.2f} times as fast{between}.{pays}{enough}"
+
+    @property
+    def k(self) -> int | None:
+        """The draft length that should be fastest where K is fixed, by what was measured; 0 is none."""
+        return self.found.best_k if self.found else None
+
+    def words(self) -> list[str]:
+        found = self.found
+        if found is None:
+            return []
+        lines = [ANSWERS[self.answer], self.in_short()]
+        if self.answer == YES and self.k and found.adapts:
+            lines.append(f"A program whose draft length is fixed should take K = {self.k}.")
+        untried = [name for name in self.asked["drafters"] if name not in self.trials] if self.trials else []
+        lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
+        return [*lines, *found.advice(), *report.facts(found), *found.left_out]
+
+    def elsewhere(self) -> list[dict[str, str]]:
+        """How other programs are told to do the same, where it pays and they can."""
+        if self.answer != YES or not self.k or not self.trials:
+            return []
+        draft = self.loaded.preset.draft_model
+        return [{"program": name, "argument": flag} for name, flag in elsewhere(self.best, self.k, str(draft or ""))]
+
+    def tables(self) -> list[Table]:
+        shown = [table(self.heading, COLUMNS, self.rows())] if self.trials else []
+        if others := self.elsewhere():
+            shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
+        if self.found:
+            shown += [table(title, cols, getattr(self.found, name)) for name, (title, _, cols) in report.TABLES.items()]
+        return shown
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The drafters that were tried, the fastest first."""
+        trials = [Trial.of(name, self.trials[name]) for name in sorted(self.trials, key=self._speed, reverse=True)]
+        return [{key: getattr(trial, key) for key, _, _ in COLUMNS} for trial in trials]
+
+    def result(self) -> dict[str, Any]:
+        found = self.found.as_dict() if self.found else {}
+        own = {"answer": self.answer, "in_short": self.in_short(), "pays": PAYS, "k": self.k}
+        return {**own, "trials": self.rows(), "elsewhere": self.elsewhere(), **found}
+
+    def page(self) -> str:
+        if self.found is None:
+            return ""
+        answer = f"{ANSWERS[self.answer]} {self.in_short()}"
+        return report.html_report(self.found, answer, self.tables()[: 2 if self.elsewhere() else 1])
+
+
+def _mean(samples: Sequence[doctor.Sample], name: str) -> float | None:
+    """The geometric mean of what is known of a figure."""
+    known = [found for sample in samples if (found := getattr(sample, name))]
+    return geometric_mean(known) if known else None

@@ -1,0 +1,172 @@
+"""Does it pay: the answer for drafters and servers of known speeds, the time that it takes, and its command."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdemo.servers.flags import elsewhere
+from specdemo.studies import doctor
+from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
+from specdemo.studies.doctor import Written
+from specdemo.types import AUTO, BadInput, Settings
+
+from ..conftest import Command
+from .checkpoints import make_tokenizer, save, tiny
+from .test_diagnosis import ALONE, DRAFTED, Rounds, Scripted, written
+
+ROUND = 0.1  # seconds of the target alone
+TOKENS = 2.4  # of a round with a draft, see DRAFTED
+
+
+class Paced(Scripted):
+    """A `Writer` whose rounds take about as long as they are meant to: by `noise` more or less."""
+
+    def __init__(self, rounds: Rounds, seconds: float, noise: float, rng: random.Random, facts: Any) -> None:
+        super().__init__(rounds, seconds)
+        self.rounds, self.seconds, self.noise, self.rng = rounds, seconds, noise, rng
+        self.facts, self.at_once = facts, False
+
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+        super().write(prompt, settings, alone)
+        return written(self.rounds, self.seconds * (1 + self.noise * self.rng.uniform(-1, 1)))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a check of drafters with these speed-ups, None for one that drafts nothing."""
+
+    def _checked(speeds: dict[str, float | None], noise: float = 0.02, seed: int = 0, **asked: Any) -> Check:
+        rng = random.Random(seed)
+
+        def make(_: Any, drafter: str, k: Any) -> Paced:
+            facts = {"engine": "specdemo", "version": "f32", "model": "toy", "drafter": drafter, "k": k}
+            speed = speeds.get(drafter)
+            drafts = drafter != "none" and speed is not None
+            seconds = ROUND * TOKENS / speed if drafts and speed else ROUND
+            return Paced(DRAFTED if drafts else ALONE, seconds, noise, rng, facts)
+
+        monkeypatch.setattr(doctor, "PresetWriter", make)
+        preset = SimpleNamespace(defaults=SimpleNamespace(drafter="eagle"), draft_model=None)
+        usual = {field.name: field.value for field in Check.fields} | {"drafters": list(speeds)}
+        study = Check(SimpleNamespace(preset=preset), usual | asked)  # type: ignore[arg-type]
+        for _ in study.run():
+            pass
+        return study
+
+    return _checked
+
+
+@pytest.mark.parametrize(
+    ("speed", "answer"), [(1.5, YES), (1.2, YES), (1.0, NO), (0.7, NO), (1 + (PAYS - 1) / 2, NO), (PAYS, UNCLEAR)]
+)
+def test_the_answer_is_that_of_the_known_speed(checked: Any, speed: float, answer: str) -> None:
+    study = checked({"eagle": speed})
+    assert study.answer == answer
+    assert study.words()[0] == ANSWERS[answer]
+    assert f"With eagle it is {study.found.speed_up.mean:.2f} times as fast" in study.in_short()
+    assert study.found.speed_up.mean == pytest.approx(speed, rel=0.02)
+    assert study.found.tokens_per_round.mean == pytest.approx(TOKENS)
+    assert study.found.break_even["tokens_per_round"] == pytest.approx(TOKENS / speed, rel=0.02)
+
+
+def test_a_clear_answer_takes_one_look_and_an_unclear_one_all(checked: Any) -> None:
+    assert len(checked({"eagle": 1.5}).found.samples) == 8
+    assert len(checked({"eagle": PAYS}).found.samples) == 3 * 8
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.1])
+def test_a_wrong_answer_is_rare_however_noisy_the_machine(checked: Any, speed: float) -> None:
+    """By the interval's own promise: 95% over all looks. Twice as many wrong ones fail."""
+    wrong = YES if speed < PAYS else NO
+    found = [checked({"eagle": speed}, noise=0.25, seed=seed).answer for seed in range(60)]
+    assert found.count(wrong) <= 6
+    assert UNCLEAR in found
+
+
+def test_the_fastest_drafter_is_examined_and_slow_ones_are_dropped(checked: Any) -> None:
+    study = checked({"prompt-lookup": 1.1, "ngram": 0.5, "eagle": 1.6, "medusa": 1.55})
+    assert study.best == "eagle" == study.found.engine["drafter"]
+    assert study.found.engine["k"] == AUTO
+    rows = {row["drafter"]: row["texts"] for row in study.rows()}
+    assert rows == {"eagle": 2 * TRIAL_EACH, "medusa": 2 * TRIAL_EACH, "prompt-lookup": 1, "ngram": 1}
+    assert next(iter(rows)) == "eagle"  # the fastest first
+    assert study.rows()[0]["needed"] == pytest.approx(TOKENS / 1.6, rel=0.03)
+
+
+def test_a_drafter_that_drafts_nothing_does_not_pay(checked: Any) -> None:
+    study = checked({"eagle": None})
+    assert (study.answer, study.elsewhere()) == (NO, [])
+    assert "Nothing was drafted" in study.in_short()
+
+
+def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked: Any) -> None:
+    study = checked({"prompt-lookup": 1.5})
+    assert study.k
+    told = {row["program"]: row["argument"] for row in study.elsewhere()}
+    assert told["transformers"] == f"generate(..., prompt_lookup_num_tokens={study.k})"
+    assert f'"num_speculative_tokens": {study.k}' in told["vLLM"]
+    json.loads(told["vLLM"].split("'")[1])
+    assert told["SGLang"].endswith(f"--speculative-num-draft-tokens {study.k + 1}")
+    assert f"should take K = {study.k}." in study.words()[2]
+    page = study.page()
+    assert "Yes, it pays." in page
+    assert "prompt_lookup_num_tokens" in page
+    assert checked({"prompt-lookup": 0.8}).elsewhere() == []
+    assert "someone/small" in dict(elsewhere("draft-model", 3, "someone/small"))["llama.cpp"]
+    assert elsewhere("layer-skip", 3) == []
+
+
+def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("specdemo.studies.check.time", SimpleNamespace(monotonic=lambda: now[0]))
+    write = Paced.write
+
+    def slow(self: Paced, *args: Any) -> Written:
+        now[0] += 20
+        return write(self, *args)
+
+    monkeypatch.setattr(Paced, "write", slow)
+    study = checked({"eagle": 1.5, "ngram": 1.2, "medusa": 1.1, "block": 1.4}, seconds=100)
+    assert [row["drafter"] for row in study.rows()] == ["eagle"]
+    assert "There was no time to try ngram, medusa, block." in study.words()
+
+
+def test_a_baseline_alone_is_refused(checked: Any) -> None:
+    with pytest.raises(BadInput, match="Give the address of the server, too"):
+        checked({"eagle": 1.0}, baseline="http://127.0.0.1:9")
+
+
+def test_the_command_tells_the_bill_then_the_answer(tmp_path: Path, command: Command) -> None:
+    tokenizer = make_tokenizer()
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    html = tmp_path / "report.html"
+    status, out, err = command("check", "--target", str(folder), "--seconds", "10", "--json", "--html", str(html))
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["answer"] in ANSWERS
+    assert {row["drafter"] for row in found["trials"]} == {"prompt-lookup", "lookahead"}
+    assert found["texts"]["same"] == found["texts"]["compared"] > 0
+    assert "nothing to download" in err
+    assert ANSWERS[found["answer"]] in html.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seconds", "5"], "from 10 to 600"),
+        (["--baseline", "http://127.0.0.1:9"], "Give the address of the server, too"),
+        (["--server", "http://127.0.0.1:9"], "cannot be reached"),
+        (["--drafters", "magic"], "There is no drafter called 'magic'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(tmp_path: Path, command: Command, options: list[str], words: str) -> None:
+    tokenizer = make_tokenizer()
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    status, _, err = command("check", "--target", str(folder), *options)
+    assert (status, words in err, "Traceback" in err) == (2, True, False)
