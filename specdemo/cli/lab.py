@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -39,6 +40,7 @@ from .options import (
     with_options,
     with_progress,
 )
+from .servers import SERVER_KEY
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -50,7 +52,8 @@ def add(study: type[Study]) -> None:
     """Add the command of a study: it asks for its fields, runs it, and prints and writes what was found."""
 
     def command(models: Models, asked: Any, files: Files) -> None:
-        given = {field.name: _read(field, getattr(asked, field.name)) for field in study.options()}
+        given = {field.name: _read(field, getattr(asked, field.name)) for field in typed}
+        given |= {field.name: os.environ.get(SERVER_KEY, "") for field in study.options() if field not in typed}
         settings_in(given)  # what is wrong with them is said before a model is loaded
         facts: dict[str, Any] = {}
         with models.loaded() if study.needs_models(given) else nullcontext() as loaded:
@@ -68,7 +71,8 @@ def add(study: type[Study]) -> None:
         say(running.words())
         files.write({**facts, **running.result()}, running.rows())
 
-    command.__annotations__ = {"models": Models, "asked": options_of(study.options()), "files": Files}
+    typed = [field for field in study.options() if field.kind != "key"]  # a key is not for a command line
+    command.__annotations__ = {"models": Models, "asked": options_of(typed), "files": Files}
     app.command(study.name, help=study.summary)(with_options(command))
 
 

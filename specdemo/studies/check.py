@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
-from ..servers.address import MAX_ADDRESS, Address
+from ..servers.address import Address
 from ..servers.flags import elsewhere
 from ..system.imports import Later
 from ..system.progress import Stopped, attended, check_stopped
 from ..types import AUTO, BadInput, Field, Settings
 from .prompts import read_prompts
-from .study import DRAFTERS, PROMPT_FILES, Study, some_of_each
+from .study import DRAFTERS, EXAMPLE, PROMPT_FILES, Study, server_field, some_of_each
 from .tables import Table, table
 
 if TYPE_CHECKING:
@@ -56,10 +56,6 @@ COLUMNS = (
 )
 
 
-def _of_server(name: str, label: str, kind: str, info: str = "") -> Field:
-    return Field(name, label, kind, "", 0, MAX_ADDRESS, info=info, group=SERVERS)
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What a drafter did on a few prompts, before one was chosen. `needed` tokens a round are its break-even."""
@@ -89,10 +85,10 @@ class Check(Study):
     fields = (
         replace(DRAFTERS, value="all", label="Drafters to try", group=BOUNDS),
         Field("seconds", "Seconds, at most", "whole", 120, 10, 600, group=BOUNDS),
-        _of_server("server", "Address of the server", "address", "Such as http://127.0.0.1:8080"),
-        _of_server("server_key", "Its API key", "key"),
-        _of_server("baseline", "The same server without speculation", "address", BASELINE),
-        _of_server("baseline_key", "Its API key", "key"),
+        server_field("server", "Address of the server", "address", SERVERS, EXAMPLE),
+        server_field("server_key", "Its API key", "key", SERVERS),
+        server_field("baseline", "The same server without speculation", "address", SERVERS, BASELINE),
+        server_field("baseline_key", "Its API key", "key", SERVERS),
         Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=SERVERS),
         Field("context", "Longest prompt, tokens", "whole", 0, 0, 4096, info="0 leaves it out.", group=SERVERS),
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any, Protocol, TypeVar
 
-from ..decoding.events import Event, emitted_tokens
+from ..decoding.events import Event, Round, emitted_tokens
 from ..models.loaded import Loaded
 from ..racing.compare import Comparison, compared, tokens_of
 from ..racing.lanes import race_lanes
@@ -26,7 +26,7 @@ from ..servers.dialects import Dialect
 from ..servers.race import gap, server_lane
 from ..servers.steps import Told
 from ..system.progress import Stopped, attended, check_stopped
-from ..types import REJECTION, BadInput, Settings, Token
+from ..types import REJECTION, BadInput, DraftOutcome, Settings, Token
 from .prompts import Prompt, read_prompts
 from .study import PROMPT_FILES, some_of_each
 
@@ -62,6 +62,8 @@ class Written:
     drafted: int | None
     places: Places | None
     notes: Sequence[str] = ()
+    halves: Sequence[tuple[int, int]] = ()
+    """How many tokens were tested and accepted in the rounds of the first half of the text, and of the second."""
 
     @property
     def round_seconds(self) -> float | None:
@@ -112,14 +114,28 @@ def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: Told) -> 
     """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
     stats = Stats.of(events)
     if stats.drafted is not None:
-        return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)], told.notes)
+        places: Places | None = [*counts_by_place(events)]
+        known = stats.rounds, stats.drafts, stats.drafted, places
+        return Written(tokens, stats, *known, told.notes, _halves(events, len(tokens)))
     rounds = stats.rounds if told.accepted is None else max(len(tokens) - 1 - told.accepted, 1)
-    places: Places | None = None
+    places = None
     if told.by_position and told.rounds:
         full = told.drafted == told.rounds * len(told.by_position)  # then one is tested if those before it passed
         reached = [told.rounds, *told.by_position]
         places = [(reached[place] if full else None, count) for place, count in enumerate(told.by_position)]
     return Written(tokens, stats, rounds, told.rounds, told.drafted, places, told.notes)
+
+
+def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
+    """See `Written.halves`; a round belongs to where it begins."""
+    at, found = 1, [[0, 0], [0, 0]]
+    for event in events:
+        if isinstance(event, Round):
+            counts = found[at >= tokens / 2]
+            counts[0] += sum(token.outcome is not DraftOutcome.UNTESTED for token in event.drafted)
+            counts[1] += sum(token.outcome is DraftOutcome.ACCEPTED for token in event.drafted)
+            at += len(event.emitted)
+    return [(tested, accepted) for tested, accepted in found]
 
 
 class PresetWriter:
@@ -140,7 +156,9 @@ class PresetWriter:
                 events.append(event)
         stats = Stats.of(events)
         tokens = [token for event in events for token in emitted_tokens(event)]
-        return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)])
+        places: Places | None = [*counts_by_place(events)]
+        halves = _halves(events, len(tokens))
+        return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, halves=halves)
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
         return None  # its tokens have margins
@@ -295,7 +313,7 @@ class Doctor:
             some_prompts = self.prompts[:: max(1, len(self.prompts) // CONTEXT_PROMPTS)][:CONTEXT_PROMPTS]
             for number, prompt in enumerate(some_prompts):
                 try:
-                    self.samples.append(self._sample(prompt, _lengthened(prompt.prompt, tokens, number), tokens))
+                    self.samples.append(self._sample(prompt, lengthened(prompt.prompt, tokens, number), tokens))
                 except BadInput as error:
                     self.left_out.append(f"Prompts of {tokens:,} tokens and more were not measured: {_said(error)}")
                     return
@@ -365,7 +383,7 @@ class _Late(Exception):
     """The plan's time is over."""
 
 
-def _lengthened(question: str, tokens: int, number: int) -> str:
+def lengthened(question: str, tokens: int, number: int) -> str:
     """A question after notes that make it about as long as `tokens`; other notes for each `number`.
 
     The notes do not repeat themselves within 5,000 tokens, or a look-up of n-grams would find too much.

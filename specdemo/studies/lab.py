@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .ahead import DraftsAhead
+from .causes import Causes
 from .check import Check
 from .checks import Lossless
 from .domains import Domains
@@ -12,5 +13,5 @@ from .readers import Readers
 from .study import Study
 from .sweep import Sweep
 
-ALL = Check, Theory, Profile, Sweep, Domains, Readers, DraftsAhead, Lossless
+ALL = Check, Theory, Profile, Sweep, Domains, Causes, Readers, DraftsAhead, Lossless
 STUDIES: dict[str, type[Study]] = {study.name: study for study in ALL}

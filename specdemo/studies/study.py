@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..drafters import names
 from ..models.presets import PRESETS
+from ..servers.address import MAX_ADDRESS
 from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .prompts import Prompt, read_prompts, readable
 from .tables import Table, grouped, table
@@ -23,6 +24,7 @@ ONE_DRAFTER = "The drafter; by default the preset's own. `none` is the target al
 DRAFTER = Field("drafter", "Drafter", "drafter", choices=ABLE, help=ONE_DRAFTER)
 SEVERAL_DRAFTERS = "Drafters, separated by commas; by default all that can run."
 DRAFTERS = Field("drafters", "Drafters", "drafters", choices=ABLE, said="drafter", help=SEVERAL_DRAFTERS, typed="")
+EXAMPLE = "Such as http://127.0.0.1:8080"
 SEA = "Tell me about the sea."
 PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to say to the model.")
 MOST = "The most tokens of each text."
@@ -31,6 +33,11 @@ SEED, RULE = (replace(SETTINGS[name], only=COMMAND) for name in ("seed", "rule")
 PROMPT_FILE = Field(
     "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", only=COMMAND
 )
+
+
+def server_field(name: str, label: str, kind: str, group: str, info: str = "") -> Field:
+    """The address of a server, or its API key."""
+    return Field(name, label, kind, "", 0, MAX_ADDRESS, info=info, group=group, help=f"{label}.")
 
 
 def k_field(value: int, group: str = "") -> Field:

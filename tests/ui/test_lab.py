@@ -45,6 +45,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "domains": {"prompts": 1, "max_new_tokens": 16},
     "lossless": {"prompts": 2, "rounds": 400, "drafter": "ngram"},
     "check": {"seconds": 10},
+    "causes": {"each": 1, "max_new_tokens": 16, "drafter": "ngram"},
 }
 LONG = {"rounds": 20_000, "prompts": 0, "drafter": "ngram"}
 STILL_RUNNING = "Your last request is still running: wait for it, or stop it."
@@ -117,6 +118,7 @@ def fill(page: Page, view: str, values: dict[str, Any]) -> None:
         control = page.locator(f"#lab-{view}-{name}")
         if STUDIES[view] is Check and not control.is_visible():
             page.locator("#lab-check").get_by_role("button", name=fields[name].group).click()
+            page.wait_for_timeout(250)  # Gradio fills in a moment later what it begins with
         match fields[name].kind:
             case "choice":
                 control.get_by_label(fields[name].choices[value]).check()
@@ -328,6 +330,16 @@ def test_check(lab: Open) -> None:
         shown.get_by_text("Download HTML").click()
     assert whole["in_short"] in unescape(download.value.path().read_text(encoding="utf-8"))
     assert download.value.suggested_filename == "specdemo-check.html"
+
+
+@pytest.mark.slow
+def test_causes(lab: Open) -> None:
+    page, shown = lab("causes")
+    measure(page, "causes")
+    _, rows = files(page, shown)
+    assert {row["cause"] for row in rows} >= {"kind of text", "language", "temperature"}
+    told = [row for row in rows if row["cause"] == "language" and row["acceptance_rate.mean"]]
+    assert len(bars(shown, "By language")) == len(told)
 
 
 @pytest.mark.slow

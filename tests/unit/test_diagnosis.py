@@ -32,8 +32,8 @@ from specdemo.studies.doctor import (
     DoctorPlan,
     Sample,
     Written,
-    _lengthened,
     _of_server,
+    lengthened,
 )
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
@@ -284,10 +284,10 @@ def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
 
 def test_notes_make_a_prompt_as_long_as_it_is_to_be() -> None:
     for tokens in (100, 2000):
-        text = _lengthened("Which is the longest?", tokens, 1)
+        text = lengthened("Which is the longest?", tokens, 1)
         assert len(text) == pytest.approx(tokens * doctors.TOKEN_LETTERS, rel=0.2)
         assert text.endswith("Which is the longest?")
-    assert _lengthened("Why?", 300, 0) != _lengthened("Why?", 300, 1)
+    assert lengthened("Why?", 300, 0) != lengthened("Why?", 300, 1)
 
 
 # Flags --------------------------------------------------------------------------------------------------------

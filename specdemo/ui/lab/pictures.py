@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead, outcomes
+from ...studies.causes import Causes
 from ...studies.check import Check
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.profile import Profile
@@ -132,6 +133,16 @@ def of_domains(study: Domains) -> Picture:
         plots.append(bars(title, words, tested, counted, whisker="95% confidence interval over texts"))
     told = study.words() or ["There are too few drafted tokens so far."]
     return [Section("", [*told, *[study.left_out] * bool(study.left_out)], plots, study.tables())]
+
+
+def of_causes(study: Causes) -> Picture:
+    plots, tested = [], {"label": "share of the tested tokens", **SHARE}
+    rows = [row for row in study.rows() if row["acceptance_rate"]]
+    for cause, group in groupby(rows, lambda row: row["cause"]):
+        told = [_bar(row["condition"], row["acceptance_rate"]) for row in group]
+        words = "Of the tested tokens, how many passed."
+        plots.append(bars(f"By {cause}", words, tested, told, whisker="95% confidence interval over texts"))
+    return [Section("", [study.left_out] * bool(study.left_out), plots, study.tables())] if rows else []
 
 
 def of_readers(study: Readers) -> Picture:
@@ -296,6 +307,7 @@ PICTURES: dict[str, Shown] = {
     "theory": Shown(of_measured, ((2, 1), (2, 0))),
     "sweep": Shown(of_sweep, ((4, 1),)),
     "domains": Shown(of_domains, ((3, 1),)),
+    "causes": Shown(of_causes, ((7, 1),)),
     "batch": Shown(of_readers, ((3, 1),)),
     "ahead": Shown(of_ahead, ((3, 1),)),
     "lossless": Shown(of_lossless, ((1, 1), (1, 2), (3, 1))),
