@@ -13,6 +13,7 @@ from ..types import BadInput, check_dtype_name
 from .budgets import Budgets
 from .engine import Engine, real_backend
 from .look import launch_options
+from .mcp import check_available
 from .page import build_page
 from .runs import Runs
 
@@ -26,6 +27,7 @@ def serve(
     open_browser: bool = False,
     auth: Path | None = None,
     dtype: str = "auto",
+    mcp: bool = False,
 ) -> None:
     """Serve the page until the process ends.
 
@@ -35,12 +37,17 @@ def serve(
         host: by default the page is for this machine alone, or at `GRADIO_SERVER_NAME`. A Space sets its own address.
         auth: a file that says who may log in, see `read_logins`; without it there is no login.
         dtype: of the weights of all presets, see `loaded.load`.
+        mcp: whether language models may use the page, see `mcp`; also if `GRADIO_MCP_SERVER` is true.
     Raises:
-        BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, or `auth`
-            cannot be read.
+        BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, `auth`
+            cannot be read, or the tools cannot be offered.
     """
     check_dtype_name(dtype)
     logins = read_logins(auth) if auth else None
+    if mcp := mcp or os.environ.get("GRADIO_MCP_SERVER", "").lower() == "true":
+        check_available()
+        if logins:
+            raise BadInput("Language models cannot log in: leave out --mcp or --auth.")
     presets, notes = load_presets()
     presets = fitting_first(presets, psutil.virtual_memory().total)
     if preset is not None:
@@ -57,11 +64,11 @@ def serve(
         host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
     engine, runs = Engine(presets, real_backend(dtype)), Runs()
-    page = build_page(engine, runs, prompts, notes, replace(Budgets.of(os.environ), own_models=trusted))
+    page = build_page(engine, runs, prompts, notes, replace(Budgets.of(os.environ), own_models=trusted), mcp)
     engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}
     try:
-        page.launch(**address, **launch_options(runs, proxied=on_space))
+        page.launch(**address, **launch_options(runs, proxied=on_space, tools=mcp))
     except OSError as error:
         where = f"{host} has no free port" if port is None else f"port {port} of {host} is taken or not to be had"
         raise BadInput(f"The page cannot be served: {where}.") from error
