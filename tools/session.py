@@ -28,7 +28,7 @@ async def recorded(address: str) -> str:
     ):
         await session.initialize()
         names = ", ".join(tool.name for tool in (await session.list_tools()).tools)
-        told.append(f"tools/list\n{names}")
+        told.append(f"list_tools()\n{names}")
 
         async def call(name: str, **arguments: Any) -> dict[str, Any]:
             answer = await session.call_tool(name, arguments)
