@@ -106,9 +106,10 @@ def serve(
     mcp: Annotated[
         bool, Option("--mcp", help="Offer tools to language models, by the Model Context Protocol.")
     ] = False,
+    metrics: Annotated[bool, Option("--metrics", help="Count races and tokens for Prometheus, at /metrics.")] = False,
 ) -> None:
     """Serve the page, as `python app.py` does."""
-    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth, dtype, mcp)
+    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth, dtype, mcp, metrics)
 
 
 @app.command()
