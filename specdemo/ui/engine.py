@@ -6,7 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -257,7 +259,8 @@ class Engine:
                 finished.set()
                 self._wake()
 
-        self._jobs.put(work)
+        # ZeroGPU looks up whose request it is.
+        self._jobs.put(partial(copy_context().run, work))
         last = None
         try:
             while last is not END:

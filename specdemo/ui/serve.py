@@ -10,7 +10,7 @@ import psutil
 
 from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
 from ..types import BadInput, check_dtype_name
-from . import health
+from . import health, zero
 from . import mcp as mcp_tools
 from .budgets import Budgets
 from .engine import Engine, real_backend
@@ -45,6 +45,7 @@ def serve(
         BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, `auth`
             cannot be read, or the tools cannot be offered.
     """
+    zero.prepare()
     check_dtype_name(dtype)
     logins = read_logins(auth) if auth else None
     if mcp := mcp or os.environ.get("GRADIO_MCP_SERVER", "").lower() == "true":
@@ -68,8 +69,10 @@ def serve(
     if host is None and not on_space:
         host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
-    engine, runs = Engine(presets, real_backend(dtype)), Runs()
-    page = build_page(engine, runs, prompts, notes, replace(Budgets.of(os.environ), own_models=trusted), mcp)
+    budgets = replace(Budgets.of(os.environ), own_models=trusted)
+    backend = zero.zero_backend(dtype, budgets) if zero.is_zero(os.environ) else real_backend(dtype)
+    engine, runs = Engine(presets, backend), Runs()
+    page = build_page(engine, runs, prompts, notes, budgets, mcp)
     health.log_races()
     engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}
