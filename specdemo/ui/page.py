@@ -9,7 +9,7 @@ import gradio as gr
 
 from ..drafters.names import DRAFTERS
 from ..drafters.names import menu as drafters
-from . import api, mcp
+from . import api, hub_login, mcp
 from .budgets import Budgets
 from .engine import Engine
 from .lab.tab import add_lab
@@ -35,6 +35,7 @@ def build_page(
     notes: Sequence[str] = (),
     budgets: Budgets = Budgets(),  # noqa: B008  # frozen
     tools: bool = False,
+    login: bool = False,
 ) -> gr.Blocks:
     """The whole page.
 
@@ -44,6 +45,7 @@ def build_page(
         notes: sentences on presets that could not be read, shown once when the page opens.
         budgets: how much a visitor may ask for.
         tools: whether language models may use the page, see `mcp`.
+        login: whether visitors may log in, see `hub_login`.
     """
     with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
         top = Part(
@@ -53,6 +55,8 @@ def build_page(
             drafters=drafters(),
             elem_id="top",
         )
+        if login:
+            hub_login.add_login()
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file(), attracting_files())

@@ -10,7 +10,7 @@ import psutil
 
 from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
 from ..types import BadInput, check_dtype_name
-from . import health, zero
+from . import health, hub_login, zero
 from . import mcp as mcp_tools
 from .budgets import Budgets
 from .engine import Engine, real_backend
@@ -71,8 +71,8 @@ def serve(
     trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
     budgets = replace(Budgets.of(os.environ), own_models=trusted)
     backend = zero.zero_backend(dtype, budgets) if zero.is_zero(os.environ) else real_backend(dtype)
-    engine, runs = Engine(presets, backend), Runs()
-    page = build_page(engine, runs, prompts, notes, budgets, mcp)
+    engine, runs = Engine(presets, backend, hub_login.visitor_token), Runs()
+    page = build_page(engine, runs, prompts, notes, budgets, mcp, hub_login.is_offered(os.environ))
     health.log_races()
     engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}

@@ -57,10 +57,11 @@ def served_engine(
     auth: tuple[str, str] | None = None,
     tools: bool = False,
     metrics: bool = False,
+    login: bool = False,
 ) -> Iterator[str]:
     """The same on any engine."""
     runs = runs or Runs()
-    page = build_page(engine, runs, prompts, budgets=budgets, tools=tools)
+    page = build_page(engine, runs, prompts, budgets=budgets, tools=tools, login=login)
     options = {"server_name": "127.0.0.1", "auth": auth, **launch_options(runs, proxied, tools, metrics)}
     _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, **options)
     try:

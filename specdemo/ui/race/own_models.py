@@ -69,7 +69,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         lines: list[str] = []
         try:
             with engine.beside.work():
-                report = engine.backend.report(_preset(target, draft))
+                report = engine.report(_preset(target, draft))
                 lines += report.lines()
                 report.check()
         except Exception as error:
