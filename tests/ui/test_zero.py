@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -39,6 +40,7 @@ class Spaces(ModuleType):
     def GPU(self, duration: Callable[..., float]) -> Callable[..., Any]:  # its name
         def decorated(task: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
             def handler(*args: Any) -> Iterator[Any]:
+                args = pickle.loads(pickle.dumps(args))  # they reach the fork by a queue
                 self.durations.append(duration(*args))
                 if self.refusal:
                     raise self.refusal
@@ -163,6 +165,11 @@ def test_with_the_real_package_outside_a_space_the_race_runs_here() -> None:
         for loaded in zero._kept.values():
             loaded.release()
         zero._kept.clear()
+
+
+def test_every_preset_can_be_sent_to_the_fork() -> None:
+    for preset in load_presets()[0].values():
+        assert pickle.loads(pickle.dumps(preset)) == preset
 
 
 @pytest.mark.parametrize(("value", "zero_gpu"), [("true", True), ("1", True), ("", False), ("false", False)])
