@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamablehttp_client
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mcp.md"
 BEGIN, END = "<!-- session -->\n", "<!-- end of session -->"
 PROMPT = "Write a Python function that reverses a string."
-SHOWN = 700  # characters of an answer
+SHOWN = 1_500  # characters of an answer
 
 
 async def recorded(address: str) -> str:
@@ -42,7 +42,7 @@ async def recorded(address: str) -> str:
 
         await call("list_models")
         race = await call("race", prompt=PROMPT, drafter="lookup-ngram", k=4, max_new_tokens=64)
-        await call("explain_round", round=3, race=race["race"])
+        await call("explain_round", round=2, race=race["race"])
     return "\n\n".join(told)
 
 

@@ -23,7 +23,7 @@ WRITTEN = {
 
 
 def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | None = None) -> dict[str, Any]:
-    """A round, ready for JSON.
+    """A round, ready for JSON. Probabilities are those after temperature, top-k and top-p; for `margin` see `Token`.
 
     Args:
         lane: by default the first lane with a drafter.
@@ -44,6 +44,8 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
     return {
         "round": index,
         "rounds": len(rounds),
+        "temperature": asked.settings.temperature,
+        "rule": asked.settings.rule,
         "prompt": asked.prompt[:BEFORE],
         "text_before": before[-BEFORE:],
         "drafted": [
@@ -62,6 +64,7 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
                 "text": text,
                 "kind": NAMES.get(token.kind, token.kind.value),
                 "target_probability": _rounded(token.p),
+                **({} if token.margin is None else {"margin": _rounded(token.margin)}),
                 "why": WRITTEN[token.kind],
             }
             for token, text in zip(emitted_tokens(event), entry.spans.emitted, strict=True)

@@ -104,7 +104,9 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
     def explain_round(round: int, race: str | None = None, preset: str = first) -> str:
         """Look into one round of a race: which tokens the drafter guessed and with what probabilities, which of them
         the target accepted, which token it wrote itself (corrected after a wrong guess, bonus after right ones), and
-        why. Give the id of a race that you ran; without it you get a recorded race of the preset. Needs no model.
+        why. Probabilities are those after the temperature: at temperature 0 the likeliest token has 1 and the others 0,
+        and the margin of a written token is how far its logit is ahead of the next. Give the id of a race that you ran;
+        without it you get a recorded race of the preset. Needs no model.
 
         Args:
             round: Which round of the race, counted from 0. Each is one draft and one pass of the target.

@@ -18,7 +18,7 @@ DRAFTED = (
     DraftedToken(2, REJECTED, 0.1, 0.5, 0.75),
     DraftedToken(3, UNTESTED, 0.3, 0.5),
 )
-EMITTED = Token(1, TokenKind.ACCEPTED, 0.9), Token(4, TokenKind.RESAMPLED, 0.51234)
+EMITTED = Token(1, TokenKind.ACCEPTED, 0.9, 1.25), Token(4, TokenKind.RESAMPLED, 0.51234)
 
 
 def found(drafted: Any = DRAFTED, emitted: Any = EMITTED, index: int = 0, **settings: Any) -> dict[str, Any]:
@@ -42,6 +42,8 @@ def test_it_tells_what_was_drafted_and_written() -> None:
         ("b", "accepted", 0.9),
         ("e", "corrected", 0.5123),
     ]
+    assert [token.get("margin") for token in told["written"]] == [1.25, None]
+    assert (told["temperature"], told["rule"]) == (0.0, "match")
     assert told["why"] == (
         "One pass of the target wrote 2 tokens: it accepted 1 of 3 guesses and corrected the next one."
     )
