@@ -26,6 +26,7 @@ from .browser import served_engine
 from .scripted import PRESETS, PROMPTS, Script
 
 pytest.importorskip("itsdangerous")  # of gradio[oauth]
+pytestmark = pytest.mark.filterwarnings("ignore:Gradio does not support OAuth")
 SECRET = "hf_secretOfTheVisitor"
 OF_A_SPACE = {"SPACE_ID": "me/mine", "OAUTH_CLIENT_ID": "a", "OAUTH_CLIENT_SECRET": "b"}
 

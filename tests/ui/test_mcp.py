@@ -20,6 +20,7 @@ from specdemo.ui.serving import line
 
 from .browser import served
 from .scripted import Script
+from .test_jobs import in_a_loop_of_its_own
 
 mcp = pytest.importorskip("mcp")
 from mcp.client.streamable_http import streamablehttp_client  # noqa: E402
@@ -48,13 +49,13 @@ async def _calls(url: str, asked: list[tuple[str, dict[str, Any]]]) -> tuple[lis
 
 def call(url: str, name: str, **arguments: Any) -> Any:
     """The answer of a tool; its sentence if it refuses."""
-    _, (answer,) = asyncio.run(_calls(url, [(name, arguments)]))
+    _, (answer,) = in_a_loop_of_its_own(_calls(url, [(name, arguments)]))
     (content,) = answer.content
     return content.text if answer.isError else json.loads(content.text)
 
 
 def test_the_tools_are_these_and_each_says_what_it_takes(site: str) -> None:
-    offered, _ = asyncio.run(_calls(site, []))
+    offered, _ = in_a_loop_of_its_own(_calls(site, []))
     assert tuple(tool.name for tool in offered) == tools.TOOLS
     for tool in offered:
         assert len(tool.description) > 100
@@ -151,7 +152,7 @@ def test_models_wait_in_the_line_of_the_page(site: str, scripted: Script, monkey
         scripted.gate.set()
         return [refused, *(answers[0] for _, answers in await asyncio.gather(*waiting))]
 
-    refused, *answers = asyncio.run(asyncio.wait_for(four(), 30))
+    refused, *answers = in_a_loop_of_its_own(asyncio.wait_for(four(), 30))
     assert "3 requests from your address are in the line" in refused.content[0].text
     assert [answer.isError for answer in answers] == [False] * 3
 
