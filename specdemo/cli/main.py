@@ -105,9 +105,13 @@ def serve(
     open_: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
     auth: Annotated[Path | None, Option("--auth", help="Ask for a login: a file with lines of user:password.")] = None,
     dtype: DType = "auto",
+    mcp: Annotated[
+        bool, Option("--mcp", help="Offer tools to language models, by the Model Context Protocol.")
+    ] = False,
+    metrics: Annotated[bool, Option("--metrics", help="Count races and tokens for Prometheus, at /metrics.")] = False,
 ) -> None:
     """Serve the page, as `python app.py` does."""
-    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth, dtype)
+    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth, dtype, mcp, metrics)
 
 
 @app.command()

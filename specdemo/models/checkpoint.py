@@ -28,6 +28,7 @@ from ..engines.layout import embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
 from ..system.hardware import AS_STORED, QUANTIZED, compute_dtype
 from .errors import wrap_load_errors
+from .hub_token import hub_token
 from .on_hub import download_bar, file_of
 from .source import Source, weights_file
 from .store import LoadError, Progress, ignore
@@ -62,7 +63,16 @@ class Checkpoint:
     @property
     def options(self) -> dict[str, Any]:
         """Arguments for every `from_pretrained`."""
-        return {"trust_remote_code": False, **({"revision": self.revision} if self.revision else {})}
+        return _options(self.revision)
+
+
+def _options(revision: str | None) -> dict[str, Any]:
+    token = hub_token()
+    return {
+        "trust_remote_code": False,
+        **({"revision": revision} if revision else {}),
+        **({"token": token} if token else {}),
+    }
 
 
 def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> Checkpoint:
@@ -77,7 +87,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
     name_or_path, revision = place.name_or_path, place.revision
     with wrap_load_errors(source):
         config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if place.of_ours else None
-        options = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
+        options = _options(revision)
         if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
             options["local_files_only"] = True
         if config is None or not knows(config):  # transformers has to read it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,14 +57,15 @@ def wrap_load_errors(source: object) -> Iterator[None]:
 
 
 def _hub_trouble(source: object, error: BaseException) -> str | None:
+    log_in = "sign in on this page" if os.environ.get("OAUTH_CLIENT_ID") else "run `hf auth login`"
     for cause in causes(error):
         if isinstance(cause, GatedRepoError):
             return (
                 f"{source} asks for an agreement first: accept its licence on its page on the hub, "
-                "run `hf auth login`, and try again."
+                f"{log_in}, and try again."
             )
         if isinstance(cause, (RepositoryNotFoundError, HFValidationError)):
-            return f"There is no model {source} on the hub, or it is private: then run `hf auth login` first."
+            return f"There is no model {source} on the hub, or it is private: then {log_in} first."
         if isinstance(cause, RevisionNotFoundError):
             return f"{source} has no such revision on the hub."
         if isinstance(cause, (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError, TimeoutError)):

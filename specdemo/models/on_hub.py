@@ -21,6 +21,7 @@ from transformers.utils.hub import extract_commit_hash
 
 from .errors import wrap_load_errors
 from .gguf import Header, read_header
+from .hub_token import hub_token
 from .store import LoadError, Progress
 
 HUB_SECONDS = 10  # the time limit of the one question whether a model exists
@@ -39,13 +40,13 @@ def commit_of(repo: str, revision: str | None) -> tuple[str | None, bool]:
     revision = revision or "main"
     with wrap_load_errors(repo):
         try:
-            get_hf_file_metadata(hf_hub_url(repo, CONFIG, revision=revision), timeout=HUB_SECONDS)
+            get_hf_file_metadata(hf_hub_url(repo, CONFIG, revision=revision), timeout=HUB_SECONDS, token=hub_token())
             reached = True
         except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
             raise
         except Exception:  # networks fail in many ways
             reached = False
-        config = hf_hub_download(repo, CONFIG, revision=revision, local_files_only=not reached)
+        config = hf_hub_download(repo, CONFIG, revision=revision, local_files_only=not reached, token=hub_token())
     return extract_commit_hash(config, None), not reached
 
 
@@ -64,7 +65,7 @@ def file_of(name_or_path: str, revision: str | None, name: str, **options: Any) 
         path = Path(name_or_path) / name
         return path if path.is_file() else None
     try:
-        return Path(hf_hub_download(name_or_path, name, revision=revision, **options))
+        return Path(hf_hub_download(name_or_path, name, revision=revision, token=hub_token(), **options))
     except LocalEntryNotFoundError:  # a subclass of the next error: the hub cannot be reached
         raise
     except EntryNotFoundError:
@@ -78,7 +79,9 @@ def download(what: object, repo: str, revision: str | None, file: str, progress:
         LoadError: it cannot be downloaded.
     """
     with wrap_load_errors(what):
-        return hf_hub_download(repo, file, revision=revision, tqdm_class=download_bar(what, progress))
+        return hf_hub_download(
+            repo, file, revision=revision, token=hub_token(), tqdm_class=download_bar(what, progress)
+        )
 
 
 def download_bar(what: object, progress: Progress) -> type[tqdm]:
@@ -102,7 +105,17 @@ def download_bar(what: object, progress: Progress) -> type[tqdm]:
 def info_of(repo: str, revision: str | None) -> Any:
     """What the hub tells of a repository."""
     with wrap_load_errors(repo):
-        return HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
+        return HfApi(token=hub_token()).model_info(repo, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
+
+
+def check_access(repo: str) -> None:
+    """Ask the hub whether whoever asks may read a repository.
+
+    Raises:
+        LoadError: not so, or the hub does not answer.
+    """
+    with wrap_load_errors(repo):
+        HfApi(token=hub_token()).auth_check(repo)
 
 
 def sizes_in(info: Any) -> dict[str, int | None]:
@@ -117,7 +130,7 @@ def header_of(repo: str, revision: str | None, file: str) -> Header:
         LoadError: access to the file is denied.
     """
     url = hf_hub_url(repo, file, revision=revision)
-    headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+    headers = {**build_hf_headers(token=hub_token()), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
     with get_session().stream("GET", url, headers=headers, timeout=HUB_SECONDS, follow_redirects=True) as answer:
         if answer.status_code >= 400:
             raise LoadError(f"There is no file {file} in {repo} on the hub, or it may not be read.")

@@ -5,9 +5,12 @@ page, look      put the tabs together; theme, styles, scripts and what `launch` 
 race/           the form, a race from the request to its trace, the arena
 lab/            the views of the Lab: forms, runs, and the pictures of the studies
 replay/         recordings, files of visitors, what the script plays
-api             the named endpoints
+api, mcp        the named endpoints; the tools for language models
 engine          the one model of the process, and the thread that runs it
 jobs, runs      what is asked of the engine, and the jobs of the last minutes
+zero            the same where a GPU is lent for each race
+hub_login       whose token the hub is asked with
+health          what the operator may know: /health, a line for each race, counters
 durations       how long that takes, for those who wait in line
 serving/        streams and the line for the model, beside Gradio
 budgets, values limits for one request; checks of values and JSON

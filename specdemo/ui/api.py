@@ -4,9 +4,9 @@ Gradio reads the types of an endpoint from its signature, so the annotations her
 module cannot postpone them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, TypeAlias
 
 import gradio as gr
 
@@ -25,14 +25,14 @@ PLACES = (
     "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers "
     "ahead"
 )
+Player: TypeAlias = Callable[[str | None, Any, dict[str, Any]], Iterator[tuple[Run, str]]]
 
 
-def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
-    """Add both endpoints to the page that is being built."""
-    first = next(iter(engine.presets))
+def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
+    """What plays the race of a call, within the budgets: it yields the run with each of its messages. It gets the
+    session and the address of the caller, and the values asked for. Every failure becomes an error in words."""
 
-    def play(request: gr.Request, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
-        """A run and its messages one by one; every failure becomes an error in words."""
+    def play(session: str | None, client: Any, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
         try:
             one_of("preset", asked["preset"], list(engine.presets))
             lanes = None
@@ -44,11 +44,18 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
                 lanes = [lane.strip() for lane in asked["drafter"].split(",")]
             asked = starting(engine.presets[asked["preset"]].defaults, budgets).filled_in(asked)
             read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **asked)
-            run = runs.begin(Run(read, budgets.race_seconds), request.session_hash, request.client)
+            run = runs.begin(Run(read, budgets.race_seconds), session, client)
             for message in runs.play(run, engine):
                 yield run, message
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
+
+    return play
+
+
+def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
+    """Add both endpoints to the page that is being built."""
+    first, play = next(iter(engine.presets)), player(engine, runs, budgets)
 
     given = {"prompt": (str, Parameter.empty), "preset": (str, first), "drafter": (str | None, None), **parameters()}
     given |= {"request": (gr.Request, Parameter.empty), "raw": (bool | None, None), "isolated": (bool, False)}
@@ -67,7 +74,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         the preset has it. Streams messages, each one JSON object as a text with run, seq, and status, start, lanes or
         end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
-        for _, message in play(request, dict(zip(names, values, strict=True))):
+        for _, message in play(request.session_hash, request.client, dict(zip(names, values, strict=True))):
             yield message
 
     @job(RACE)
@@ -77,7 +84,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         temperature 0; in verdicts the same of each drafted lane; and in memory_shares how close the passes of each lane
         come to what the memory allows, None where that is not known."""
         summary: dict[str, Any] = {}
-        for run, _ in play(request, dict(zip(names, values, strict=True))):
+        for run, _ in play(request.session_hash, request.client, dict(zip(names, values, strict=True))):
             summary = run.summary
         return summary
 

@@ -6,11 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
+from ..models.hub_token import asking_with
 from ..models.presets import Preset
 from ..racing.asked import Request
 from ..racing.outcome import Outcome
@@ -145,8 +148,16 @@ class Engine:
     hold both, until the new one is downloaded and checked.
     """
 
-    def __init__(self, presets: Mapping[str, Preset], backend: Backend) -> None:
+    def __init__(
+        self, presets: Mapping[str, Preset], backend: Backend, token: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """
+        Args:
+            token: that of whoever sends the request that is being handled, see `hub_login`; None without a login.
+        """
         self.presets = presets
+        self._token = token
+        self._by_login: set[str] = set()  # presets that were loaded with a visitor's token
         self.backend = backend
         self.followers: set[Callable[[], None]] = set()  # each is called when the status or the work changes
         self.beside = Beside()
@@ -194,14 +205,17 @@ class Engine:
             if self.status.preset == preset and self.status.stage in ("loading", "ready"):
                 return
             self.status = Status("loading", preset, "waiting for the model to be free", loaded=self.status.loaded)
-        self._jobs.put(lambda: self._load(preset))
+        self._jobs.put(partial(self._load, preset, self._token()))
 
     def follow(self, preset: str, stop: threading.Event | None = None) -> Iterator[Status]:
         """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed.
 
         Args:
             stop: ends the iteration when it is set.
+        Raises:
+            LoadError: it was loaded with the token of a visitor, and this one may not read it on the hub.
         """
+        token = self._token()
         stop = stop or threading.Event()
         seen = None
         while (seen is None or seen.stage == "loading") and not stop.is_set():
@@ -211,7 +225,22 @@ class Engine:
                 stop.wait(POLL_SECONDS)
             else:
                 seen = self.status
+                if seen.stage == "ready" and preset in self._by_login:
+                    self._check_access(preset, token)
                 yield seen
+
+    def report(self, preset: Preset) -> Any:
+        """See `Backend.report`, asked with the token of whoever sends the request that is being handled."""
+        with asking_with(self._token()):
+            return self.backend.report(preset)
+
+    def _check_access(self, preset: str, token: str | None) -> None:
+        """Ask the hub for every model of a preset whether a visitor may read it."""
+        found = self.presets[preset]
+        repos = [getattr(source, "repo", None) for source in (found.target, found.draft_model, *found.heads.values())]
+        with asking_with(token):
+            for repo in dict.fromkeys(filter(None, repos)):
+                import_quickly("specdemo.models.on_hub").check_access(repo)
 
     def stream(
         self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None
@@ -257,7 +286,8 @@ class Engine:
                 finished.set()
                 self._wake()
 
-        self._jobs.put(work)
+        # ZeroGPU looks up whose request it is.
+        self._jobs.put(partial(copy_context().run, work))
         last = None
         try:
             while last is not END:
@@ -282,7 +312,7 @@ class Engine:
             log.error("The engine failed.", exc_info=error)
         return known or f"Something went wrong in the engine: {type(error).__name__}. The log of the server says more."
 
-    def _load(self, preset: str) -> None:
+    def _load(self, preset: str, token: str | None) -> None:
         if self.status.preset != preset:  # someone has chosen another one since
             return
         given_up = threading.Event()
@@ -296,7 +326,9 @@ class Engine:
         try:
             old = self._loaded
             if old is None or old.preset.name != preset:
-                self._loaded = self.backend.load(self.presets[preset], progress, old)
+                with asking_with(token):
+                    self._loaded = self.backend.load(self.presets[preset], progress, old)
+                self._by_login = {preset} if token else set()
                 if old is not None and not old.released:
                     old.release()
             self._pauses = pauses(self._loaded)

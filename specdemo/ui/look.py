@@ -7,6 +7,8 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
+from .health import health_routes
+from .mcp import only_tools
 from .replay.routes import replay_routes
 from .runs import Runs
 from .serving.head import Head, modules_route, script_tags, style_tags
@@ -21,16 +23,21 @@ MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu
 FONTS = f"<style>:root {{ --font: {', '.join(FONT)}; --font-mono: {', '.join(MONO)} }}</style>"
 
 
-def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
+def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metrics: bool = False) -> dict[str, Any]:
     """What `Blocks.launch` needs for the page of these runs, besides where to serve it.
 
     Args:
         proxied: whether all visitors come through a proxy that says who they are, as on a Space.
+        tools: whether language models may use the page, see `mcp`.
+        metrics: whether the counters of `health` can be read.
     """
     return {
+        "mcp_server": tools,
         "app_kwargs": {
+            **({"lifespan": only_tools} if tools else {}),
             "routes": [
                 *(stream_route(runs), status_route(runs), modules_route()),
+                *health_routes(runs, metrics),
                 *replay_routes(),
                 *watch_routes(runs, style_tags() + FONTS),
             ],

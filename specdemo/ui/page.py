@@ -9,7 +9,7 @@ import gradio as gr
 
 from ..drafters.names import DRAFTERS
 from ..drafters.names import menu as drafters
-from . import api
+from . import api, hub_login, mcp
 from .budgets import Budgets
 from .engine import Engine
 from .lab.tab import add_check, add_lab
@@ -34,6 +34,8 @@ def build_page(
     prompts: Mapping[str, Sequence[str]],
     notes: Sequence[str] = (),
     budgets: Budgets = Budgets(),  # noqa: B008  # frozen
+    tools: bool = False,
+    login: bool = False,
 ) -> gr.Blocks:
     """The whole page.
 
@@ -42,6 +44,8 @@ def build_page(
         prompts: example prompts by category.
         notes: sentences on presets that could not be read, shown once when the page opens.
         budgets: how much a visitor may ask for.
+        tools: whether language models may use the page, see `mcp`.
+        login: whether visitors may log in, see `hub_login`.
     """
     with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
         top = Part(
@@ -51,6 +55,8 @@ def build_page(
             drafters=drafters(),
             elem_id="top",
         )
+        if login:
+            hub_login.add_login()
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file(), attracting_files())
@@ -71,6 +77,8 @@ def build_page(
 
         page.unload(leave)
         api.add_endpoints(engine, runs, budgets)
+        if tools:
+            mcp.add_tools(engine, runs, budgets)
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
     runs.engine, runs.most_watchers = engine, budgets.watchers
     runs.place, runs.heard = (lambda session: place_of(page, session)), (lambda session: is_heard(page, session))

@@ -41,7 +41,8 @@ class Runs:
 
     `engine` plays them, `place` says where a session waits, `heard` whether the page of a session still hears of what
     Gradio runs for it, `most_watchers` how many may watch a page that is shared: `build_page` sets them, for the routes
-    beside Gradio's. `begun` is called with each new job, `left` with a session whose page no longer follows the status.
+    beside Gradio's. `begun` is called with each new job, `ended` with each that was played and with whether it
+    finished, was stopped or failed, `left` with a session whose page no longer follows the status.
     """
 
     engine: Engine
@@ -57,6 +58,7 @@ class Runs:
         self.heard: Callable[[str], bool] = lambda session: False
         self.most_watchers = 0
         self.begun: Callable[[Job], None] = lambda job: None
+        self.ended: Callable[[Job, str], None] = lambda job, outcome: None
         self.left: Callable[[str], None] = lambda session: None
         self._pages: Counter[str] = Counter()
         self._runs: OrderedDict[str, Job] = OrderedDict()
@@ -83,13 +85,19 @@ class Runs:
 
     def play(self, job: Job, engine: Engine) -> Iterator[Any]:
         """`job.play`, and what there is to do when it has ended."""
+        outcome = "failed"
         try:
             yield from job.play(engine)
+            outcome = "finished"
+        except GeneratorExit:
+            outcome = "stopped"
+            raise
         finally:
             with self._lock:
                 if job.id in self._runs:
                     self._sizes[job.id] = job.size
                 self._forget()
+            self.ended(job, outcome)
 
     def refuse(self, session: str, job: str, sentence: str) -> None:
         """Keep a sentence for `refusal` to return to what asked for the job."""

@@ -10,6 +10,8 @@ import psutil
 
 from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
 from ..types import BadInput, check_dtype_name
+from . import health, hub_login, zero
+from . import mcp as mcp_tools
 from .budgets import Budgets
 from .engine import Engine, real_backend
 from .look import launch_options
@@ -26,6 +28,8 @@ def serve(
     open_browser: bool = False,
     auth: Path | None = None,
     dtype: str = "auto",
+    mcp: bool = False,
+    metrics: bool = False,
 ) -> None:
     """Serve the page until the process ends.
 
@@ -35,12 +39,21 @@ def serve(
         host: by default the page is for this machine alone, or at `GRADIO_SERVER_NAME`. A Space sets its own address.
         auth: a file that says who may log in, see `read_logins`; without it there is no login.
         dtype: of the weights of all presets, see `loaded.load`.
+        metrics: whether the counters of `health` can be read.
+        mcp: whether language models may use the page, see `mcp`; also if `GRADIO_MCP_SERVER` is true.
     Raises:
-        BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, or `auth`
-            cannot be read.
+        BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, `auth`
+            cannot be read, or the tools cannot be offered.
     """
+    zero.prepare()
     check_dtype_name(dtype)
     logins = read_logins(auth) if auth else None
+    if mcp := mcp or os.environ.get("GRADIO_MCP_SERVER", "").lower() == "true":
+        mcp_tools.check_available()
+        if logins:
+            raise BadInput("Language models cannot log in: leave out --mcp or --auth.")
+    if metrics:
+        health.check_available()
     presets, notes = load_presets()
     presets = fitting_first(presets, psutil.virtual_memory().total)
     if preset is not None:
@@ -56,12 +69,15 @@ def serve(
     if host is None and not on_space:
         host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
-    engine, runs = Engine(presets, real_backend(dtype)), Runs()
-    page = build_page(engine, runs, prompts, notes, replace(Budgets.of(os.environ), own_models=trusted))
+    budgets = replace(Budgets.of(os.environ), own_models=trusted)
+    backend = zero.zero_backend(dtype, budgets) if zero.is_zero(os.environ) else real_backend(dtype)
+    engine, runs = Engine(presets, backend, hub_login.visitor_token), Runs()
+    page = build_page(engine, runs, prompts, notes, budgets, mcp, hub_login.is_offered(os.environ))
+    health.log_races()
     engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}
     try:
-        page.launch(**address, **launch_options(runs, proxied=on_space))
+        page.launch(**address, **launch_options(runs, proxied=on_space, tools=mcp, metrics=metrics))
     except OSError as error:
         where = f"{host} has no free port" if port is None else f"port {port} of {host} is taken or not to be had"
         raise BadInput(f"The page cannot be served: {where}.") from error

@@ -56,11 +56,14 @@ def served_engine(
     budgets: Budgets = Budgets(),  # noqa: B008  # frozen
     proxied: bool = False,
     auth: tuple[str, str] | None = None,
+    tools: bool = False,
+    metrics: bool = False,
+    login: bool = False,
 ) -> Iterator[str]:
     """The same on any engine."""
     runs = runs or Runs()
-    page = build_page(engine, runs, prompts, budgets=budgets)
-    options = {"server_name": "127.0.0.1", "auth": auth, **launch_options(runs, proxied)}
+    page = build_page(engine, runs, prompts, budgets=budgets, tools=tools, login=login)
+    options = {"server_name": "127.0.0.1", "auth": auth, **launch_options(runs, proxied, tools, metrics)}
     _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, **options)
     try:
         yield url

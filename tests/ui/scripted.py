@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -21,8 +21,10 @@ import torch
 
 from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.models.hub_token import hub_token
 from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder
+from specdemo.models.store import LoadError
 from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome_of
@@ -112,6 +114,7 @@ class Script:
     `pace` is the real seconds one emitted token takes; with `real` an event takes as long as on the engine's clock;
     `fail_at` a token count at which `failure` is raised, `differ_at` a place at which the drafted lane writes
     another token, `load_failure` what loading raises.
+    `tokens` are those that the hub would be asked with, one for each load.
     `says` is what a run tells before its first event, if anything.
     `used` is the engine of the server that has the script.
     `gate` holds every run at its first event while it is cleared, `loading` holds a load. `open_races` counts
@@ -137,6 +140,7 @@ class Script:
         self.failure: Exception = RuntimeError("the script says so")
         self.differ_at: int | None = None
         self.load_failure: Exception | None = None
+        self.tokens: list[str | None] = []
         self.reported: list[Preset] = []
         self.says = ""
         self.gate.set()
@@ -147,9 +151,9 @@ class Script:
         """The events of the latest race."""
         return self.races[-1]
 
-    def engine(self) -> Engine:
-        explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
-        return Engine(PRESETS, Backend(self.load, self.race, outcome_of, self.header, explain, self.report))
+    def engine(self, token: Callable[[], str | None] = lambda: None) -> Engine:
+        explain = lambda error: str(error) if isinstance(error, (BadInput, LoadError, MemoryError)) else None  # noqa: E731
+        return Engine(PRESETS, Backend(self.load, self.race, outcome_of, self.header, explain, self.report), token)
 
     def begin(self) -> None:
         """What a server does when it starts."""
@@ -165,6 +169,7 @@ class Script:
         self.loads.clear()
 
     def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:
+        self.tokens.append(hub_token())
         for percent in (10, 50, 90):
             progress(percent / 100, f"downloading, {percent}% done")
             self.loading.wait(30)

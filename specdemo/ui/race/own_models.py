@@ -75,7 +75,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         lines: list[str] = []
         try:
             with engine.beside.work():
-                report = engine.backend.report(_named(engine.presets, *given))
+                report = engine.report(_named(engine.presets, *given))
                 lines += report.lines()
                 report.check()
         except Exception as error:

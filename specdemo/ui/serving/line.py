@@ -84,6 +84,8 @@ class Door:
                 app = self.app if cancelled else JSONResponse({"success": True})
                 return await app(scope, again, send)
             fn, session = _asked(scope, called["name"], body)
+            if _by_tools(scope):
+                session = ""
             sentence = self._refusal(scope, fn, session) if fn is not None else ""
             if not sentence:
                 return await self.app(scope, again, send)
@@ -120,6 +122,12 @@ class Door:
             return "later"
         minutes = round(seconds / 60)
         return f"in about {max(1, round(seconds))} s" if minutes < 2 else f"in about {minutes} minutes"
+
+
+def _by_tools(scope: Scope) -> bool:
+    """Whether Gradio's server of tools calls. It has one session for all language models, which so are told apart by
+    address alone. Whoever says so without being that gains nothing: a program can name a new session in every call."""
+    return (b"x-gradio-user", b"mcp") in scope["headers"]
 
 
 def _is_job(fn: Any) -> bool:

@@ -1,0 +1,29 @@
+"""Whose token the hub is asked with.
+
+By default it is that of the hub's own library: of `hf auth login`, or of the variable `HF_TOKEN`. On a Space with a
+login it is the visitor's, for as long as one load or one question takes. It stands in a context variable and nowhere
+else, so nothing keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_token: ContextVar[str | None] = ContextVar("hub_token", default=None)
+
+
+def hub_token() -> str | None:
+    """The visitor's token; None stands for that of the library."""
+    return _token.get()
+
+
+@contextmanager
+def asking_with(token: str | None) -> Iterator[None]:
+    """Within this context the hub is asked with this token."""
+    setting = _token.set(token)
+    try:
+        yield
+    finally:
+        _token.reset(setting)

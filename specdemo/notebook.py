@@ -1,0 +1,197 @@
+"""A race from Python, for notebooks: `from specdemo import race`.
+
+    race("List ten fruits.", drafter="ngram", k=4)
+
+In a notebook the texts stream below the cell, and the result shows itself as the page's Replay tab does.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .decoding.events import emitted_tokens
+from .models.presets import DEFAULT_PRESET, Preset, find_preset
+from .racing.asked import Request, fitted, parameters
+from .racing.outcome import Outcome
+from .racing.trace import PLAIN, Entry, save_trace, write_trace
+from .system.imports import import_quickly
+from .types import BadInput
+from .ui.race.request import read_request
+
+if TYPE_CHECKING:
+    from .models.loaded import Loaded
+
+BETWEEN = 0.2  # seconds between two pictures of the texts; the lanes' clocks stand still meanwhile
+HEIGHT = 760  # pixels of the view
+COLOURS = {"accepted": "#1a7f37", "resampled": "#b35900", "bonus": "#0969da"}
+_kept: dict[tuple[str, str], Loaded] = {}  # the preset of the last race, by its name and type of weights
+
+
+@dataclass(repr=False)
+class Race:
+    """A race that has ended.
+
+    Attributes:
+        request: what was asked for.
+        header, entries: of its trace.
+        outcome: its figures and verdicts.
+    """
+
+    request: Request
+    header: dict[str, Any]
+    entries: Sequence[Entry]
+    outcome: Outcome = field(repr=False)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """All figures, texts and verdicts, as `python -m specdemo race --json` prints them."""
+        return self.outcome.as_dict()
+
+    @property
+    def text(self) -> str:
+        """The text of the first lane with a drafter."""
+        lane = next(iter(self.request.drafted))
+        return str(self.outcome.reports[lane]["text"])
+
+    @property
+    def speed_up(self) -> float | None:
+        """That of the fastest lane; None if nothing was drafted."""
+        return self.outcome.speed_up
+
+    @property
+    def same_text(self) -> bool | None:
+        """Whether all lanes wrote the text of the target alone, token for token; None if they need not."""
+        found = [comparison for comparison in self.outcome.comparisons.values() if comparison]
+        return all(comparison.identical for comparison in found) if found else None
+
+    @property
+    def sentence(self) -> str:
+        """What the race showed, and why."""
+        return self.outcome.sentence
+
+    @property
+    def trace(self) -> str:
+        """The trace as JSON lines: the Replay tab opens it, and `race --again` runs it again."""
+        return "".join(write_trace(self.header, self.entries))
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace to a file, packed if its name ends in .gz."""
+        save_trace(Path(path), self.header, self.entries)
+
+    def __repr__(self) -> str:
+        return f"{self.sentence} {self.outcome.badge['title']}."
+
+    def _repr_html_(self) -> str:
+        """The race to play and to step through. The frame is a document of its own, without access to the notebook."""
+        from .ui.replay.playable import playable_json
+        from .ui.share.saved import saved_page
+
+        page = html.escape(saved_page(playable_json("saved", lambda: self.trace.split("\n"))))
+        style = f"width: 100%; height: {HEIGHT}px; border: 0"
+        return f'<iframe title="The race" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def race(
+    prompt: str,
+    preset: str = DEFAULT_PRESET,
+    drafter: str | None = None,
+    k: int | str | None = None,
+    *,
+    lanes: Sequence[str] | None = None,
+    dtype: str = "auto",
+    **settings: Any,
+) -> Race:
+    """Race the target alone against the target with a drafter. The preset stays loaded for the next race.
+
+    Args:
+        preset: its name, or a model: a hub id, a folder or a GGUF file.
+        drafter: by default the preset's own, and so is `k`.
+        lanes: instead of `drafter` and `k` up to three lanes, as eagle:4 or ngram:auto.
+        dtype: of the weights, see `loaded.load`.
+        settings: temperature, max_new_tokens, seed, top_k, top_p, stop, rule, tree, ahead, and raw, isolated, readers.
+    Raises:
+        BadInput: something asked for does not exist or cannot be used; the message says what can.
+        TypeError: there is no such setting.
+    """
+    known = {name: default for name, (_, default) in parameters().items()}
+    known |= {"raw": None, "isolated": False, "readers": 1}
+    if unknown := sorted({*settings} - {*known}):
+        raise TypeError(f"There is no setting {', '.join(unknown)}. There are: {', '.join(sorted(known))}.")
+    if lanes is not None and (drafter, k) != (None, None):
+        raise BadInput("Each lane says its own drafter and K: leave out drafter and k.")
+    chosen = find_preset(preset)
+    asked = chosen.defaults.filled_in({**known, "drafter": drafter, "k": k, **settings})
+    request = read_request(prompt=prompt, preset=chosen.name, presets=[chosen.name], lanes=lanes, **asked)
+    loaded = _loaded(chosen, dtype)
+    from .racing import batch, summary
+
+    request, _ = fitted(request, loaded)
+    entries = list(_shown(request, batch.race_asked(loaded, request)))
+    header = summary.trace_header(loaded, request)
+    header["environment"] = summary.measured(header["environment"])
+    return Race(request, header, entries, summary.outcome_of(loaded, request, entries))
+
+
+def _loaded(preset: Preset, dtype: str) -> Loaded:
+    """The preset, loaded anew if the last race had another one or another type of weights."""
+    if (preset.name, dtype) not in _kept:
+        for loaded in _kept.values():
+            loaded.release()
+        _kept.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without widgets
+            _kept[preset.name, dtype] = import_quickly("specdemo.models.loaded").load(preset, dtype)
+    return _kept[preset.name, dtype]
+
+
+def _shown(request: Request, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """The entries, shown as they come where this is a notebook."""
+    show, texts, due = _display(), dict.fromkeys(request.lanes, ""), 0.0
+    with closing(entries) as running:  # type: ignore[type-var]
+        for entry in running:
+            if show:
+                texts[entry.lane] += _coloured(entry)
+                if time.monotonic() >= due:
+                    show(_texts(texts))
+                    due = time.monotonic() + BETWEEN
+            yield entry
+    if show:
+        show(_texts(texts))
+
+
+def _display() -> Callable[[str], None] | None:
+    """What shows HTML below the cell, in place of what it showed before; None outside a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if getattr(shell, "kernel", None) is None:  # a terminal shows no HTML
+        return None
+    from IPython.display import HTML, display
+
+    handle = display(HTML(""), display_id=True)
+    return lambda text: handle.update(HTML(text))
+
+
+def _coloured(entry: Entry) -> str:
+    """The text of an event, with a colour for each origin."""
+    tokens, shown = emitted_tokens(entry.event), []
+    for at, text in enumerate(entry.spans.emitted):
+        colour = COLOURS.get(tokens[at].kind.value) if at < len(tokens) else None
+        shown.append(f'<span style="color: {colour}">{html.escape(text)}</span>' if colour else html.escape(text))
+    return "".join(shown)
+
+
+def _texts(texts: dict[str, str]) -> str:
+    """The texts side by side."""
+    cells = "".join(
+        f'<div style="flex: 1; min-width: 0"><b>{html.escape("target alone" if name == PLAIN else name)}</b>'
+        f'<pre style="white-space: pre-wrap">{text}</pre></div>'
+        for name, text in texts.items()
+    )
+    return f'<div style="display: flex; gap: 24px">{cells}</div>'

@@ -1,0 +1,130 @@
+"""What the operator of a page may know: `/health`, a line in the log for each race, and counters at `/metrics`.
+
+None of it holds a prompt, a text, an address or the name of a visitor's own model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import __version__
+from ..decoding.events import emitted_tokens, engine_seconds
+from ..types import BadInput
+from .jobs import Job
+from .race.run import Run
+from .runs import Runs
+from .serving.line import MODEL_LINE
+from .serving.queue import events_of
+from .serving.stream import may_see
+
+log = logging.getLogger("specdemo.races")
+OWN = "own"  # stands for a model or a server that a visitor has named
+
+
+def check_available() -> None:
+    """
+    Raises:
+        BadInput: the package that counts is missing.
+    """
+    if find_spec("prometheus_client") is None:
+        raise BadInput("--metrics needs the package prometheus-client: pip install prometheus-client.")
+
+
+def log_races() -> None:
+    """Write the lines of races to stderr, unless the program that serves the page has decided where logs go."""
+    if not (log.handlers or logging.getLogger().handlers):
+        log.addHandler(logging.StreamHandler())
+        log.propagate = False
+    log.setLevel(logging.INFO)
+
+
+def health_routes(runs: Runs, metrics: bool = False) -> list[Route]:
+    """`/health` and, if `metrics`, `/metrics`. From now on the races of `runs` are logged and counted."""
+    known = frozenset(runs.engine.presets)  # before visitors name others
+
+    def name(preset: str) -> str:
+        return preset if preset in known else OWN
+
+    counters = Counters(runs) if metrics else None
+
+    def ended(job: Job, outcome: str) -> None:
+        if isinstance(job, Run):
+            told = facts(job, outcome)
+            told["preset"] = name(told["preset"])
+            log.info(json.dumps(told))
+            if counters:
+                counters.add(**told)
+
+    runs.ended = ended
+
+    async def health(request: Request) -> Response:
+        status = runs.engine.status
+        waiting, running = events_of(request.app.get_blocks(), MODEL_LINE)
+        ready = bool(status.loaded)
+        told = {
+            "ready": ready,
+            "preset": name(status.loaded) if ready else None,
+            "version": __version__,
+            "waiting": len(waiting),
+            "running": len(running),
+        }
+        return JSONResponse(told, 200 if ready else 503, {"cache-control": "no-store"})
+
+    routes = [Route("/health", health)]
+    return [*routes, counters.route()] if counters else routes
+
+
+def facts(run: Run, outcome: str) -> dict[str, Any]:
+    """What is logged of a race that has ended: tokens and engine seconds of all lanes together."""
+    if run.stop.is_set() or (run.outcome and run.outcome.stopped):
+        outcome = "overdue" if run.overdue else "stopped"
+    asked = [lane.drafter for lane in run.request.drafted.values()]
+    return {
+        "preset": run.request.preset,
+        "drafter": ",".join(dict.fromkeys(asked)),
+        "tokens": sum(len(emitted_tokens(entry.event)) for entry in run.entries),
+        "seconds": round(sum(engine_seconds(entry.event) for entry in run.entries), 3),
+        "outcome": outcome,
+    }
+
+
+class Counters:
+    """The same as counters in Prometheus' format."""
+
+    def __init__(self, runs: Runs) -> None:
+        import prometheus_client as prometheus
+
+        self._registry = prometheus.CollectorRegistry()
+        labels = "preset", "drafter"
+        told: dict[str, Any] = {"namespace": "specdemo", "registry": self._registry}
+        self._races = prometheus.Counter("races", "Races that ended.", (*labels, "outcome"), **told)
+        self._tokens = prometheus.Counter("tokens", "Tokens of all lanes.", labels, **told)
+        self._seconds = prometheus.Counter("engine_seconds", "Time of the models in all lanes.", labels, **told)
+        self._ready = prometheus.Gauge("ready", "Whether a preset is loaded.", **told)
+        self._ready.set_function(lambda: bool(runs.engine.status.loaded))
+        self._waiting = prometheus.Gauge("waiting", "Requests in the line for the model.", **told)
+
+    def add(self, preset: str, drafter: str, tokens: int, seconds: float, outcome: str) -> None:
+        """Count a race."""
+        self._races.labels(preset, drafter, outcome).inc()
+        self._tokens.labels(preset, drafter).inc(tokens)
+        self._seconds.labels(preset, drafter).inc(seconds)
+
+    def route(self) -> Route:
+        """`/metrics`, for those who may see the page."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        async def metrics(request: Request) -> Response:
+            if not await may_see(request):
+                return Response(status_code=401)
+            self._waiting.set(len(events_of(request.app.get_blocks(), MODEL_LINE)[0]))
+            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+        return Route("/metrics", metrics)

@@ -1,0 +1,34 @@
+"""The login by the hub on a Space, for models whose licence a visitor has accepted there.
+
+Gradio keeps the token in a signed cookie of the visitor's browser. Here it is read when a preset is asked for, and
+used for that alone, see `models.hub_token`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from gradio.context import LocalContext
+
+
+def is_offered(environment: Mapping[str, str]) -> bool:
+    """Whether this is a Space that lets visitors log in: `hf_oauth: true` in the header of its README sets these."""
+    return all(environment.get(name) for name in ("SPACE_ID", "OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET"))
+
+
+def add_login() -> None:
+    """Add the button to the page that is being built. It says who is logged in, and logs out."""
+    gr.LoginButton("Sign in with Hugging Face for gated models", size="sm", elem_id="hub-login")
+
+
+def visitor_token() -> str | None:
+    """The token of whoever sent the request that is being handled; None if nobody is logged in."""
+    request = LocalContext.request.get(None)
+    scope: Any = getattr(getattr(request, "request", None) or request, "scope", None)
+    told = scope.get("session", {}).get("oauth_info") if isinstance(scope, dict) else None
+    if not told or told.get("expires_at", 0) < time.time():
+        return None
+    return str(told["access_token"])

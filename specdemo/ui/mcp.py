@@ -1,0 +1,220 @@
+"""The tools that the page offers to language models by the Model Context Protocol, which Gradio's own server speaks.
+
+A tool's answer is a small JSON object as a text: a model reads all of it. Gradio reads the types of a tool from its
+signature and the words for the model from its docstring. So the annotations here are real objects, and the docstrings
+are for a reader who has never seen this program.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import gradio as gr
+
+from ..drafters.names import DRAFTERS
+from ..models.presets import Preset
+from ..racing.asked import PLAIN, SPECULATIVE, parameters
+from ..racing.explained import explained
+from ..racing.trace import Entry, read_trace, request_of, trace_lines
+from ..types import BadInput
+from .api import player
+from .budgets import Budgets
+from .engine import Engine
+from .jobs import RACE
+from .race.run import Run
+from .replay.routes import OPENING, RECORDINGS, SUFFIX
+from .runs import Runs
+from .serving.line import MODEL, job
+from .values import to_json
+
+PREFIX = "mcp_"  # of the names of the endpoints, which other programs see too
+TOOLS = "race", "explain_round", "list_models"  # a further tool is one more name here and a function in `tools`
+NO_LINE: dict[str, Any] = {"queue": False}  # for a tool that needs no model
+FIRST_WORDS = 30
+MISSING = 'The tools for language models need the package mcp: pip install "gradio[mcp]"'
+
+
+def check_available() -> None:
+    """
+    Raises:
+        BadInput: the package that speaks the protocol is missing.
+    """
+    if find_spec("mcp") is None:
+        raise BadInput(f"{MISSING}.")
+
+
+def add_tools(engine: Engine, runs: Runs, budgets: Budgets) -> None:
+    """Add the endpoints of the tools to the page that is being built. `only_tools` makes tools of them alone."""
+    for name, tool in tools(engine, runs, budgets).items():
+        gr.api(tool, api_name=f"{PREFIX}{name}", **(MODEL if hasattr(tool, "job") else NO_LINE))
+
+
+@asynccontextmanager
+async def only_tools(app: Any) -> AsyncIterator[None]:
+    """The lifespan of a server whose only tools are those of `TOOLS`. Gradio would make one of every endpoint."""
+    server = app.get_blocks().mcp_server_obj
+    server.tool_to_endpoint = {f"{server.tool_prefix}{name}": f"/{PREFIX}{name}" for name in TOOLS}
+    yield
+
+
+def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..., Any]]:
+    """The functions of `TOOLS` by name."""
+    first, play = next(iter(engine.presets)), player(engine, runs, budgets)
+    rest = {name: default for name, (_, default) in parameters().items()} | {"raw": None, "isolated": False}
+
+    @job(RACE)
+    def race(
+        request: gr.Request,
+        prompt: str,
+        preset: str = first,
+        drafter: str | None = None,
+        k: int | str | None = None,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+    ) -> str:
+        """Measure speculative decoding on a real language model. The model (the target) writes an answer to the prompt
+        twice: alone, and with a drafter that guesses the next tokens, which the target checks in one pass. Tells how
+        much faster the drafter made it, whether both texts are the same, and the first words of each. tokens_per_pass
+        must be above break_even for the drafter to pay. Takes seconds to a minute; others may wait before you. Use
+        list_models for what can be chosen, and explain_round with the id that this returns to look into the race.
+
+        Args:
+            prompt: What to say to the model, as a person would.
+            preset: The name of the target with its drafters, as list_models tells it.
+            drafter: What guesses tokens, for example prompt-lookup, ngram or eagle. Left out, it is the preset's own.
+            k: How many tokens are guessed for each pass, 1 to 16, or "auto". Left out, it is as the preset has it.
+            temperature: 0 takes the likeliest token each time, up to 2 samples. Left out, it is as the preset has it.
+            max_new_tokens: The most tokens to write. Left out, it is as the preset has it.
+            seed: The same seed, settings and machine give the same text.
+
+        Returns:
+            A summary with the race's id.
+        """
+        named = {"prompt": prompt, "preset": preset, "drafter": drafter, "k": k, "temperature": temperature}
+        asked = {**rest, **named, "max_new_tokens": max_new_tokens, "seed": seed, "readers": 1}
+        if drafter is not None and drafter not in DRAFTERS:
+            raise gr.Error(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
+        # A session of its own: Gradio's server of tools calls for all models in one and the same session.
+        *_, (run, _) = play(None, request.client, asked)
+        return to_json(told(run))
+
+    def explain_round(round: int, race: str | None = None, preset: str = first) -> str:
+        """Look into one round of a race: which tokens the drafter guessed and with what probabilities, which of them
+        the target accepted, which token it wrote itself (corrected after a wrong guess, bonus after right ones), and
+        why. Probabilities are those after the temperature: at temperature 0 the likeliest token has 1 and the others 0,
+        and the margin of a written token is how far its logit is ahead of the next. Give the id of a race that you ran;
+        without it you get a recorded race of the preset. Needs no model.
+
+        Args:
+            round: Which round of the race, counted from 0. Each is one draft and one pass of the target.
+            race: The id that the tool race returned. Left out, a recorded race of the preset is explained.
+            preset: Whose recorded race is explained if there is no id, as list_models tells it.
+
+        Returns:
+            The guesses with their outcomes, the tokens written, and a reason for each.
+        """
+        try:
+            if race is None:
+                header, entries = recorded(preset)
+            elif (run := runs.find(Run, race)) and run.ended.is_set() and run.entries:
+                header, entries = run.header, run.entries
+            else:
+                raise BadInput(
+                    "There is no finished race of this id; the oldest ones are forgotten. Run one with race."
+                )
+            return to_json(explained(request_of(header), entries, round))
+        except BadInput as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    def list_models() -> str:
+        """List the language models (presets: a target with its drafters) and the drafters that the tool race can use,
+        which preset is loaded now, and which presets have a recorded race for explain_round. A race with another preset
+        loads that one first, which can take minutes and a download. Needs no model."""
+        status = engine.status
+        listed = {
+            "loaded": status.loaded or None,
+            "cannot_be_used_with_it": {**(status.unavailable or {})},
+            "presets": [model(preset) for preset in engine.presets.values()],
+            "drafters": {name: entry.does for name, entry in DRAFTERS.items()},
+            "most_new_tokens": budgets.new_tokens,
+        }
+        return to_json(listed)
+
+    found: dict[str, Any] = {"race": race, "explain_round": explain_round, "list_models": list_models}
+    return {name: found[name] for name in TOOLS}
+
+
+def model(preset: Preset) -> dict[str, Any]:
+    """What `list_models` tells of a preset."""
+    own = preset.defaults
+    return {
+        "name": preset.name,
+        "title": preset.title,
+        "description": preset.description,
+        "drafter": own.drafter,
+        "k": own.k,
+        "has_recording": preset.name in recorded_presets(),
+    }
+
+
+def told(run: Run) -> dict[str, Any]:
+    """What `race` tells of a run that has ended."""
+    found = run.outcome
+    assert found is not None
+    verdict, comparison = found.verdicts[SPECULATIVE], found.comparisons[SPECULATIVE]
+    figures, lanes = verdict.figures, found.stats
+    return {
+        "race": run.id,
+        "preset": run.request.preset,
+        "drafter": run.request.drafter,
+        "k": run.request.settings.k,
+        "speed_up": rounded(found.speed_up),
+        "same_text": None if comparison is None else comparison.identical,
+        "tokens_per_pass": rounded(lanes[SPECULATIVE].tokens_per_round),
+        "break_even": rounded(figures.needed if figures else None),
+        "acceptance_rate": rounded(lanes[SPECULATIVE].acceptance_rate),
+        "rounds": lanes[SPECULATIVE].rounds,
+        "stopped": found.stopped,
+        "sentence": found.sentence,
+        "alone": lane(run, PLAIN),
+        "with_drafter": lane(run, SPECULATIVE),
+    }
+
+
+def lane(run: Run, name: str) -> dict[str, Any]:
+    """A lane with the first words of its text."""
+    assert run.outcome is not None
+    stats, words = run.outcome.stats[name], run.outcome.reports[name]["text"].split()
+    begins = " ".join(words[:FIRST_WORDS]) + (" …" if len(words) > FIRST_WORDS else "")
+    return {"begins": begins, "tokens": stats.tokens, "tokens_per_second": rounded(stats.tokens_per_second)}
+
+
+def rounded(figure: float | None) -> float | None:
+    """A figure as a person would say it."""
+    return None if figure is None else round(figure, 2)
+
+
+@cache
+def recorded_presets() -> dict[str, str]:
+    """The presets that have a recording, each with the name of one; of the one that the page opens with, that one."""
+    names = sorted((path.name.removesuffix(SUFFIX) for path in RECORDINGS.glob(f"*{SUFFIX}")), key=OPENING.__ne__)
+    found: dict[str, str] = {}
+    for name in names:
+        header, _ = read_trace(trace_lines(RECORDINGS / f"{name}{SUFFIX}")[:1])
+        found.setdefault(header["preset"], name)
+    return found
+
+
+@cache
+def recorded(preset: str) -> tuple[dict[str, Any], list[Entry]]:
+    """The recording of a preset.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if preset not in recorded_presets():
+        raise BadInput(f"There is no recorded race of {preset!r}. There is one of: {', '.join(recorded_presets())}.")
+    return read_trace(trace_lines(RECORDINGS / f"{recorded_presets()[preset]}{SUFFIX}"))

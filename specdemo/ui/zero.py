@@ -1,0 +1,148 @@
+"""Races on ZeroGPU, the Spaces that lend a GPU for the time of one call.
+
+The package `spaces` runs a decorated function in a fork of this process, which alone has the GPU and which ends when
+nobody has called it for a while. So this process keeps the preset on the CPU, for its tokenizer, for the Lab and for
+all that is told of it. The fork loads the preset once more, on the GPU, and keeps it for the next race. Nothing that a
+fork loses is handed over: neither threads nor CUDA's state, nor the events of a run that goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..models.presets import Preset
+from ..racing.asked import Request
+from ..racing.outcome import Outcome
+from ..racing.trace import Entry
+from ..system.imports import import_quickly
+from .budgets import Budgets
+from .engine import Backend, real_backend
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+SLOWEST = 40.0  # tokens per second of a lane: less would be a preset that is too large
+LOADING_SECONDS = 30.0  # at most, in a fork that has yet to load the preset
+_kept: dict[tuple[str, str | None], Loaded] = {}  # of the fork: the preset of its last race
+
+
+def is_zero(environment: Mapping[str, str]) -> bool:
+    """Whether this is a Space with ZeroGPU."""
+    return environment.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
+
+
+def prepare() -> None:
+    """Import the package `spaces`, which has to come before anything that uses CUDA."""
+    if is_zero(os.environ):
+        import spaces  # noqa: F401
+
+
+def expected_seconds(asked: Request, budgets: Budgets) -> float:
+    """How long the GPU is asked for. A race that takes longer is ended by ZeroGPU, one that takes less gives it back.
+
+    The visitor's quota pays for what was used, but a race waits until so much of it is left.
+    """
+    tokens = len(asked.lanes) * asked.settings.max_new_tokens
+    return LOADING_SECONDS + min(tokens / SLOWEST, budgets.race_seconds)
+
+
+def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
+    """The real models, with each race as a whole on the GPU that ZeroGPU lends for it."""
+    import spaces
+
+    here = real_backend(dtype)
+
+    def duration(preset: Preset, asked: Request) -> float:
+        return expected_seconds(asked, budgets)
+
+    @spaces.GPU(duration=duration)
+    def raced(preset: Preset, asked: Request) -> Iterator[dict[str, Any] | Entry | Outcome]:
+        yield from race_in_fork(preset, dtype, asked, here.explain)
+
+    current: list[Generator[Any]] = []  # the race that goes on, from its header to its end
+    environments: list[dict[str, Any]] = [{}]
+    outcomes: list[Outcome] = []
+
+    def load(preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
+        return import_quickly("specdemo.models.loaded").load(
+            preset, dtype, "cpu", progress=progress, instead_of=instead_of
+        )
+
+    def trace_header(loaded: Any, asked: Request) -> dict[str, Any]:
+        current[:], outcomes[:] = [raced(loaded.preset, asked)], []
+        header: dict[str, Any] = next(current[0])
+        environments[:] = [header["environment"]]
+        return header
+
+    def race(loaded: Any, asked: Request) -> Generator[Entry]:
+        running = current.pop()
+        try:
+            for item in running:
+                if isinstance(item, Outcome):
+                    outcomes.append(item)
+                else:
+                    yield item
+        finally:
+            running.close()
+
+    def outcome(loaded: Any, asked: Request, entries: Sequence[Entry]) -> Outcome:
+        if outcomes:
+            return outcomes.pop()
+        return here.outcome(Elsewhere(loaded, environments[0]), asked, entries)  # it was stopped
+
+    def explain(error: BaseException) -> str | None:
+        import gradio as gr  # what ZeroGPU says, for example of a quota that is used up, and what the fork says
+
+        return str(error.message) if isinstance(error, gr.Error) else here.explain(error)
+
+    return Backend(load, race, outcome, trace_header, explain, here.report)
+
+
+class Elsewhere:
+    """A preset that is loaded here, in whose stead another process computed in `environment`."""
+
+    def __init__(self, loaded: Any, environment: Mapping[str, Any]) -> None:
+        self._loaded, self._environment = loaded, environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name)
+
+    def environment(self) -> dict[str, Any]:
+        """Without the bytes of weights: the speed of that memory cannot be measured from here."""
+        return {name: fact for name, fact in self._environment.items() if name not in ("placement", "bytes_per_pass")}
+
+
+def race_in_fork(
+    preset: Preset, dtype: str | None, asked: Request, explain: Callable[[BaseException], str | None]
+) -> Iterator[dict[str, Any] | Entry | Outcome]:
+    """A whole race: the header of its trace, its entries, and what came of it."""
+    import gradio as gr
+    import torch
+
+    from ..racing import batch, summary
+
+    torch.set_num_threads(1)  # the threads of the process that was forked are not here
+    try:
+        loaded = _loaded(preset, dtype)
+        yield summary.trace_header(loaded, asked)
+        entries = []
+        for entry in batch.race_asked(loaded, asked):
+            entries.append(entry)
+            yield entry
+        yield summary.outcome_of(loaded, asked, entries)
+    except Exception as error:
+        if sentence := explain(error):  # of other errors ZeroGPU hands over the name alone
+            raise gr.Error(sentence, print_exception=False) from error
+        raise
+
+
+def _loaded(preset: Preset, dtype: str | None) -> Loaded:
+    """The preset on the GPU, loaded anew if the last race in this fork had another one."""
+    if (preset.name, dtype) not in _kept:
+        for loaded in _kept.values():
+            loaded.release()
+        _kept.clear()
+        _kept[preset.name, dtype] = import_quickly("specdemo.models.loaded").load(preset, dtype)
+    return _kept[preset.name, dtype]

@@ -1,0 +1,184 @@
+"""The tools of the page, called by the protocol's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+
+from specdemo.types import BadInput
+from specdemo.ui import mcp as tools
+from specdemo.ui.budgets import Budgets
+from specdemo.ui.engine import Engine
+from specdemo.ui.serving import line
+
+from .browser import served
+from .scripted import Script
+from .test_jobs import in_a_loop_of_its_own
+
+mcp = pytest.importorskip("mcp")
+from mcp.client.streamable_http import streamablehttp_client  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Script:
+    return Script()
+
+
+@pytest.fixture(scope="module")
+def site(scripted: Script) -> Iterator[str]:
+    with served(scripted, budgets=Budgets(new_tokens=40), tools=True) as url:
+        yield url
+
+
+async def _calls(url: str, asked: list[tuple[str, dict[str, Any]]]) -> tuple[list[Any], list[Any]]:
+    async with (
+        streamablehttp_client(f"{url}gradio_api/mcp/") as (reading, writing, _),
+        mcp.ClientSession(reading, writing) as session,
+    ):
+        await session.initialize()
+        offered = (await session.list_tools()).tools
+        return offered, [await session.call_tool(name, arguments) for name, arguments in asked]
+
+
+def call(url: str, name: str, **arguments: Any) -> Any:
+    """The answer of a tool; its sentence if it refuses."""
+    _, (answer,) = in_a_loop_of_its_own(_calls(url, [(name, arguments)]))
+    (content,) = answer.content
+    return content.text if answer.isError else json.loads(content.text)
+
+
+def test_the_tools_are_these_and_each_says_what_it_takes(site: str) -> None:
+    offered, _ = in_a_loop_of_its_own(_calls(site, []))
+    assert tuple(tool.name for tool in offered) == tools.TOOLS
+    for tool in offered:
+        assert len(tool.description) > 100
+        assert all(field["description"] for field in tool.inputSchema.get("properties", {}).values())
+    taken = {tool.name: tool.inputSchema for tool in offered}
+    assert [*taken["race"]["properties"]] == [
+        "prompt",
+        "preset",
+        "drafter",
+        "k",
+        "temperature",
+        "max_new_tokens",
+        "seed",
+    ]
+    assert taken["race"]["required"] == ["prompt"]
+    assert taken["explain_round"]["required"] == ["round"]
+    told = httpx.get(f"{site}gradio_api/mcp/schema").json()  # what the hub reads
+    assert [tool["name"] for tool in told] == [*tools.TOOLS]
+
+
+def test_a_race_is_run_and_explained(site: str, scripted: Script) -> None:
+    asked = {"prompt": "one two three four five", "drafter": "ngram", "k": 3, "max_new_tokens": 40}
+    found = call(site, "race", **asked)
+    assert (found["drafter"], found["k"], found["same_text"], found["stopped"]) == ("ngram", 3, True, False)
+    assert found["speed_up"] > 1
+    assert found["tokens_per_pass"] / found["break_even"] == pytest.approx(found["speed_up"], abs=0.02)
+    assert found["alone"]["tokens"] == found["with_drafter"]["tokens"] == 40
+    assert found["alone"]["begins"] == found["with_drafter"]["begins"]
+    assert len(json.dumps(found)) < 2_000
+    rounds = [call(site, "explain_round", round=index, race=found["race"]) for index in (0, 1, 3)]
+    assert [[guess["outcome"] for guess in one["drafted"]] for one in rounds] == [
+        ["rejected", "untested", "untested"],
+        ["accepted", "rejected", "untested"],
+        ["accepted", "accepted", "accepted"],
+    ]
+    assert [one["written"][-1]["kind"] for one in rounds] == ["corrected", "corrected", "bonus"]
+    assert rounds[0]["drafted"][0] == {
+        "text": " wrong",
+        "outcome": "rejected",
+        "target_probability": 0.125,
+        "drafter_probability": 0.5,
+        "why": "It is not the target's likeliest token here.",
+    }
+    assert (
+        rounds[1]["why"]
+        == "One pass of the target wrote 2 tokens: it accepted 1 of 3 guesses and corrected the next one."
+    )
+    assert rounds[1]["text_before"].startswith("one two")
+    assert "not 500" in call(site, "explain_round", round=500, race=found["race"])
+
+
+def test_a_recording_is_explained_without_a_race(site: str) -> None:
+    found = call(site, "explain_round", round=2, preset="smollm2-135m")
+    assert found["drafted"]
+    assert found["written"]
+    assert "There is no recorded race of 'scripted'" in call(site, "explain_round", round=0)
+    assert "There is no finished race of this id" in call(site, "explain_round", round=0, race="0" * 16)
+
+
+def test_the_models_are_listed(site: str) -> None:
+    found = call(site, "list_models")
+    assert [preset["name"] for preset in found["presets"]] == ["scripted", "other"]
+    assert found["loaded"] == "scripted"
+    assert "eagle" in found["drafters"]
+    assert found["most_new_tokens"] == 40
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"max_new_tokens": 41}, "from 1 to 40"),
+        ({"prompt": " "}, "The prompt is empty"),
+        ({"preset": "nothing"}, "There is no preset called 'nothing'"),
+        ({"drafter": "ngram:4,eagle:2"}, "There is no drafter called 'ngram:4,eagle:2'"),
+    ],
+)
+def test_a_model_is_refused_in_the_same_words_as_a_person(site: str, asked: dict[str, Any], words: str) -> None:
+    assert words in call(site, "race", **{"prompt": "one two", **asked})
+
+
+def test_models_wait_in_the_line_of_the_page(site: str, scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of one address may wait or run, as of people, though all have one session."""
+    looks: list[Any] = []
+    seen = line.events_of
+    monkeypatch.setattr(line, "events_of", lambda *of: looks.append(of) or seen(*of))  # type: ignore[func-returns-value]
+    one = [("race", {"prompt": "one two three", "max_new_tokens": 8})]
+    scripted.gate.clear()
+
+    async def four() -> list[Any]:
+        waiting = [asyncio.ensure_future(_calls(site, one)) for _ in range(3)]
+        while len(looks) < 3:  # each has asked to join
+            await asyncio.sleep(0.02)
+        _, (refused,) = await _calls(site, one)
+        scripted.gate.set()
+        return [refused, *(answers[0] for _, answers in await asyncio.gather(*waiting))]
+
+    refused, *answers = in_a_loop_of_its_own(asyncio.wait_for(four(), 30))
+    assert "3 requests from your address are in the line" in refused.content[0].text
+    assert [answer.isError for answer in answers] == [False] * 3
+
+
+def test_without_the_option_nothing_is_offered(url: str) -> None:
+    assert httpx.post(f"{url}gradio_api/mcp/", json={}).status_code in (404, 405)
+
+
+def test_the_option_or_the_environment_offers_them_but_not_behind_a_login(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launched: list[dict[str, Any]] = []
+    monkeypatch.setattr(Engine, "begin_loading", lambda engine, preset: None)
+    monkeypatch.setattr(gr.Blocks, "launch", lambda page, **options: launched.append(options))
+    here = ("serve", "--preset", "nanogpt-shakespeare")
+    assert [command(*here)[0], command(*here, "--mcp")[0]] == [0, 0]
+    monkeypatch.setenv("GRADIO_MCP_SERVER", "True")
+    assert command(*here)[0] == 0
+    assert [options["mcp_server"] for options in launched] == [False, True, True]
+    logins = tmp_path / "logins"
+    logins.write_text("me:secret")
+    status, _, said = command(*here, "--auth", str(logins))
+    assert (status, "cannot log in" in said, len(said.splitlines())) == (2, True, 1)
+
+
+def test_a_missing_package_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r'need the package mcp: pip install "gradio\[mcp\]"'):
+        tools.check_available()

@@ -1,0 +1,178 @@
+"""Races on ZeroGPU, with a stand-in of the package `spaces` that forks as it does. Not run on the real one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from specdemo.models.presets import load_presets
+from specdemo.racing.trace import Entry
+from specdemo.ui import zero
+from specdemo.ui.budgets import Budgets
+from specdemo.ui.engine import Engine, EngineTrouble, real_backend
+from specdemo.ui.race.request import read_request
+from specdemo.ui.race.run import Run
+from specdemo.ui.runs import Runs
+
+NAME = "nanogpt-shakespeare"
+PRESETS = {NAME: load_presets()[0][NAME]}
+BUDGETS = Budgets.of({"SPACE_ID": "me/mine"})
+
+
+class Spaces(ModuleType):
+    """A fork for each call, which is asked for with the duration; `refusal` is what is raised instead."""
+
+    def __init__(self) -> None:
+        super().__init__("spaces")
+        self.durations: list[float] = []
+        self.processes: list[Any] = []
+        self.refusal: Exception | None = None
+
+    def GPU(self, duration: Callable[..., float]) -> Callable[..., Any]:  # its name
+        def decorated(task: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+            def handler(*args: Any) -> Iterator[Any]:
+                args = pickle.loads(pickle.dumps(args))  # they reach the fork by a queue
+                self.durations.append(duration(*args))
+                if self.refusal:
+                    raise self.refusal
+                context = multiprocessing.get_context("fork")
+                here, there = context.Pipe(duplex=False)
+
+                def iterate() -> None:
+                    try:
+                        for item in task(*args):
+                            there.send((item, None))
+                        there.send((None, None))
+                    except Exception as error:
+                        there.send((None, error if isinstance(error, gr.Error) else gr.Error(type(error).__name__)))
+                    os._exit(0)
+
+                self.processes.append(context.Process(target=iterate, daemon=True))
+                self.processes[-1].start()
+                try:
+                    while True:
+                        item, error = here.recv()
+                        if error:
+                            raise error
+                        if item is None:
+                            return
+                        yield item
+                finally:
+                    self.processes[-1].kill()
+                    self.processes[-1].join()
+
+            return handler
+
+        return decorated
+
+
+@pytest.fixture
+def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
+    found = Spaces()
+    monkeypatch.setitem(sys.modules, "spaces", found)
+    return found
+
+
+def asked(**values: Any) -> Any:
+    usual = {"prompt": "To be", "preset": NAME, "drafter": "ngram", "presets": [NAME], "k": 4, "max_new_tokens": 40}
+    return read_request(**{**usual, **values})
+
+
+def played(engine: Engine, **values: Any) -> Run:
+    runs = Runs()
+    run = runs.begin(Run(asked(**values), BUDGETS.race_seconds), None)
+    for _ in runs.play(run, engine):
+        pass
+    return run
+
+
+def ids(run: Run) -> list[list[int]]:
+    assert run.outcome is not None
+    return [report["token_ids"] for report in run.outcome.reports.values()]
+
+
+def test_a_whole_race_is_one_call_in_a_fork_that_loads_the_preset_itself(spaces: Spaces) -> None:
+    engine = Engine(PRESETS, zero.zero_backend("auto", BUDGETS))
+    run = played(engine)
+    assert run.outcome is not None
+    assert ids(run) == ids(played(Engine(PRESETS, real_backend("auto"))))
+    assert (run.outcome.badge["mark"], run.outcome.stopped) == ("same", False)
+    assert spaces.durations == [zero.expected_seconds(asked(), BUDGETS)]
+    assert len(spaces.processes) == 1
+    assert zero._kept == {}  # it was loaded in the fork alone
+    assert run.header["environment"]["device"] == run.outcome.environment["device"]
+    assert run.trace().count("\n") == len(run.entries) + 1
+
+
+def test_a_race_that_is_stopped_gives_the_gpu_back(spaces: Spaces) -> None:
+    engine, runs = Engine(PRESETS, zero.zero_backend("auto", BUDGETS)), Runs()
+    run = runs.begin(Run(asked(max_new_tokens=200)), None)
+    entries = run._kept
+
+    def few(race: Iterable[Entry]) -> Iterator[Entry]:
+        yield from islice(entries(race), 6)
+        run.stop.set()
+
+    run._kept = few  # type: ignore[method-assign, assignment]
+    for _ in runs.play(run, engine):
+        pass
+    assert run.outcome is not None
+    assert run.outcome.stopped
+    assert run.outcome.badge["title"].startswith("Same text")
+    assert not spaces.processes[0].is_alive()
+    assert ids(played(engine)) != []  # the next one has the GPU
+
+
+@pytest.mark.parametrize("where", ["before", "in the fork"])
+def test_what_keeps_it_from_racing_is_told_in_words(spaces: Spaces, where: str) -> None:
+    engine = Engine(PRESETS, zero.zero_backend("auto", BUDGETS))
+    if where == "before":
+        spaces.refusal = gr.Error("You have exceeded your GPU quota.")
+        with pytest.raises(EngineTrouble, match="You have exceeded your GPU quota"):
+            played(engine)
+        spaces.refusal = None
+    else:
+        with pytest.raises(EngineTrouble, match="This model cannot read some of these characters"):
+            played(engine, prompt="<>")
+    assert ids(played(engine)) != []
+
+
+def test_the_time_asked_for_grows_with_the_race_and_ends_with_the_budget() -> None:
+    seconds = [zero.expected_seconds(asked(max_new_tokens=tokens), BUDGETS) for tokens in (40, 80, 500, 5000)]
+    assert seconds[0] < seconds[1] < seconds[2]
+    most = zero.LOADING_SECONDS + BUDGETS.race_seconds
+    assert seconds[3] == most
+    more = asked(drafter=None, k=None, lanes=["ngram:2", "ngram:4"])
+    assert seconds[0] < zero.expected_seconds(more, BUDGETS) < most
+
+
+def test_with_the_real_package_outside_a_space_the_race_runs_here() -> None:
+    real = pytest.importorskip("spaces")
+    assert not real.config.Config.zero_gpu
+    try:
+        assert ids(played(Engine(PRESETS, zero.zero_backend("auto", BUDGETS)))) != []
+        assert len(zero._kept) == 1
+    finally:
+        for loaded in zero._kept.values():
+            loaded.release()
+        zero._kept.clear()
+
+
+def test_every_preset_can_be_sent_to_the_fork() -> None:
+    for preset in load_presets()[0].values():
+        assert pickle.loads(pickle.dumps(preset)) == preset
+
+
+@pytest.mark.parametrize(("value", "zero_gpu"), [("true", True), ("1", True), ("", False), ("false", False)])
+def test_it_is_known_by_the_variable_that_the_hub_sets(value: str, zero_gpu: bool) -> None:
+    assert zero.is_zero({"SPACES_ZERO_GPU": value}) == zero_gpu
+    assert not zero.is_zero({})

@@ -1,0 +1,84 @@
+"""A round in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdemo.decoding.events import Prefilled, Round
+from specdemo.racing.asked import PLAIN, SPECULATIVE, Request
+from specdemo.racing.explained import explained
+from specdemo.racing.trace import Entry, Spans
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+
+ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
+DRAFTED = (
+    DraftedToken(1, ACCEPTED, 0.9, 0.6, 0.25),
+    DraftedToken(2, REJECTED, 0.1, 0.5, 0.75),
+    DraftedToken(3, UNTESTED, 0.3, 0.5),
+)
+EMITTED = Token(1, TokenKind.ACCEPTED, 0.9, 1.25), Token(4, TokenKind.RESAMPLED, 0.51234)
+
+
+def found(drafted: Any = DRAFTED, emitted: Any = EMITTED, index: int = 0, **settings: Any) -> dict[str, Any]:
+    names = "abcdefgh"
+    first = Entry(SPECULATIVE, Prefilled(2, Token(0, TokenKind.TARGET), 0.1), Spans(("x",)))
+    spans = Spans([names[token.id] for token in emitted], [names[token.id] for token in drafted])
+    entries = [Entry(PLAIN, first.event, first.spans), first]
+    entries.append(Entry(SPECULATIVE, Round(0, drafted, emitted, 0.01, 0.02, 0.03), spans))
+    return explained(Request("hello", "p", "ngram", Settings(**settings)), entries, index)
+
+
+def test_it_tells_what_was_drafted_and_written() -> None:
+    told = found()
+    assert (told["prompt"], told["text_before"], told["rounds"]) == ("hello", "x", 1)
+    assert [(guess["text"], guess["outcome"]) for guess in told["drafted"]] == [
+        ("b", "accepted"),
+        ("c", "rejected"),
+        ("d", "untested"),
+    ]
+    assert [(token["text"], token["kind"], token["target_probability"]) for token in told["written"]] == [
+        ("b", "accepted", 0.9),
+        ("e", "corrected", 0.5123),
+    ]
+    assert [token.get("margin") for token in told["written"]] == [1.25, None]
+    assert (told["temperature"], told["rule"]) == (0.0, "match")
+    assert told["why"] == (
+        "One pass of the target wrote 2 tokens: it accepted 1 of 3 guesses and corrected the next one."
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted", "rejected"),
+    [
+        ({}, "It is the target's likeliest token here.", "It is not the target's likeliest token here."),
+        ({"temperature": 1.0}, "The target drew this token here", "The target drew another token here"),
+        (
+            {"temperature": 1.0, "rule": "rejection"},
+            "The number drawn, 0.250, is below min(1, p / q) = 1.000.",
+            "The number drawn, 0.750, is not below min(1, p / q) = 0.200.",
+        ),
+    ],
+)
+def test_the_reason_is_that_of_the_rule(settings: dict[str, Any], accepted: str, rejected: str) -> None:
+    reasons = [guess["why"] for guess in found(**settings)["drafted"]]
+    assert reasons[0].startswith(accepted)
+    assert reasons[1].startswith(rejected)
+    assert reasons[2].startswith("Not tested")
+
+
+def test_a_tree_says_what_each_guess_follows() -> None:
+    tree = DraftedToken(1, ACCEPTED, 0.9, 0.6, parent=-1), DraftedToken(2, REJECTED, 0.1, 0.2, parent=0)
+    assert [guess["follows"] for guess in found(tree, k=20, tree=True)["drafted"]] == [None, 0]
+
+
+def test_a_round_without_a_draft_is_the_targets_own() -> None:
+    told = found((), (Token(5, TokenKind.TARGET),))
+    assert told["why"] == "One pass of the target wrote 1 token: nothing was guessed."
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_a_round_that_is_not_there_is_refused(index: int) -> None:
+    with pytest.raises(BadInput, match=f"The race has the rounds 0 to 0, not {index}"):
+        found(index=index)
