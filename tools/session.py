@@ -42,6 +42,7 @@ async def recorded(address: str) -> str:
 
         await call("list_models")
         race = await call("race", prompt=PROMPT, drafter="lookup-ngram", k=4, max_new_tokens=64)
+        await call("check", seconds=60)
         await call("explain_round", round=2, race=race["race"])
     return "\n\n".join(told)
 

@@ -5,6 +5,7 @@ signature and the words for the model from its docstring. So the annotations her
 are for a reader who has never seen this program.
 """
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -18,11 +19,14 @@ from ..models.presets import Preset
 from ..racing.asked import PLAIN, SPECULATIVE, parameters
 from ..racing.explained import explained
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
-from ..types import BadInput
+from ..studies.check import Check
+from ..studies.study import ABLE
+from ..types import BadInput, one_of
 from .api import player
 from .budgets import Budgets
 from .engine import Engine
 from .jobs import RACE
+from .lab.run import LabRun, work_of
 from .race.run import Run
 from .replay.routes import OPENING, RECORDINGS, SUFFIX
 from .runs import Runs
@@ -30,9 +34,10 @@ from .serving.line import MODEL, job
 from .values import to_json
 
 PREFIX = "mcp_"  # of the names of the endpoints, which other programs see too
-TOOLS = "race", "explain_round", "list_models"  # a further tool is one more name here and a function in `tools`
+TOOLS = "race", "check", "explain_round", "list_models"
 NO_LINE: dict[str, Any] = {"queue": False}  # for a tool that needs no model
 FIRST_WORDS = 30
+OF_A_CHECK = "answer", "in_short", "k", "trials", "elsewhere", "advice"
 MISSING = 'The tools for language models need the package mcp: pip install "gradio[mcp]"'
 
 
@@ -101,6 +106,34 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         *_, (run, _) = play(None, request.client, asked)
         return to_json(told(run))
 
+    @job(work_of(Check))
+    def check(request: gr.Request, preset: str = first, drafter: str | None = None, seconds: int = 60) -> str:
+        """Find out whether speculative decoding is worth it for a model on this machine. Tries the drafters of the
+        preset on a few prompts, examines the fastest on eight kinds of prompts in turns with the model alone, and
+        answers yes (the whole 95% interval of the speed-up lies above 1.05), no (it lies below) or unclear. Tells the
+        break-even, a fixed draft length k, and the arguments that make transformers, vLLM, llama.cpp and SGLang do the
+        same. Others may wait before you.
+
+        Args:
+            preset: The name of the target with its drafters, as list_models tells it.
+            drafter: The only drafter to examine. Left out, the fastest of all is found first.
+            seconds: The most time to take, 10 to 600. Little time often gives the answer unclear.
+
+        Returns:
+            The answer with its figures, the drafters that were tried, and what to change.
+        """
+        try:
+            one_of("preset", preset, list(engine.presets))
+            usual = {field.name: field.value for field in Check.form()}
+            asked = Check.read({**usual, "drafters": [drafter] if drafter else [*ABLE], "seconds": seconds})
+            run = runs.begin(LabRun(preset, Check, asked, budgets.lab_seconds), None, request.client)
+            for _ in runs.play(run, engine):
+                pass
+        except Exception as error:
+            raise gr.Error(engine.sentence(error), print_exception=False) from error
+        found = json.loads(run.files["json"]) if run.files else {}
+        return to_json({"preset": preset, "outcome": run.outcome, **{key: found.get(key) for key in OF_A_CHECK}})
+
     def explain_round(round: int, race: str | None = None, preset: str = first) -> str:
         """Look into one round of a race: which tokens the drafter guessed and with what probabilities, which of them
         the target accepted, which token it wrote itself (corrected after a wrong guess, bonus after right ones), and
@@ -143,7 +176,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         }
         return to_json(listed)
 
-    found: dict[str, Any] = {"race": race, "explain_round": explain_round, "list_models": list_models}
+    found: dict[str, Any] = {"race": race, "check": check, "explain_round": explain_round, "list_models": list_models}
     return {name: found[name] for name in TOOLS}
 
 

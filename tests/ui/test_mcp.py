@@ -15,11 +15,12 @@ import pytest
 from specdemo.types import BadInput
 from specdemo.ui import mcp as tools
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import Engine
+from specdemo.ui.engine import Engine, real_backend
 from specdemo.ui.serving import line
+from tests.unit.checkpoints import full_preset
 
-from .browser import served
-from .scripted import Script
+from .browser import served, served_engine
+from .scripted import PROMPTS, Script
 from .test_jobs import in_a_loop_of_its_own
 
 mcp = pytest.importorskip("mcp")
@@ -121,6 +122,22 @@ def test_the_models_are_listed(site: str) -> None:
     assert found["loaded"] == "scripted"
     assert "eagle" in found["drafters"]
     assert found["most_new_tokens"] == 40
+
+
+@pytest.mark.slow
+def test_a_model_is_checked(tmp_path: Path) -> None:
+    engine = Engine({"toy": full_preset(tmp_path)}, real_backend())
+    *_, status = engine.follow("toy")
+    assert status.stage == "ready", status.words
+    with served_engine(engine, PROMPTS, tools=True) as url:
+        found = call(url, "check", seconds=10)
+        assert found["answer"] in ("yes", "no", "unclear")
+        assert found["trials"]
+        assert "times as fast" in found["in_short"]
+        assert len(json.dumps(found)) < 5_000
+        assert [row["drafter"] for row in call(url, "check", drafter="ngram", seconds=10)["trials"]] == ["ngram"]
+        assert "from 10 to 600" in call(url, "check", seconds=5)
+        assert "There is no preset called 'nothing'" in call(url, "check", preset="nothing")
 
 
 @pytest.mark.parametrize(
