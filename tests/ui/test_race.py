@@ -550,6 +550,17 @@ def test_several_readers_are_a_wall_of_lanes_with_and_without_the_drafter(page: 
         rate = each.tokens_per_second or 0.0
         shown = [float(number) for number in block.locator("header b").all_inner_texts()[:2]]
         assert shown == [round(4 * rate, 1 if 4 * rate < 100 else 0), round(rate, 1)]
+        rounds = [entry.event for entry in script.entries if entry.lane in names and isinstance(entry.event, Round)]
+        place = groups.index(names)
+        passes = page.evaluate(
+            f"specdemo.race.wall.blocks[{place}].strip.passes.map(({{ codes, lanes }}) => [codes, lanes.length])"
+        )
+        assert max(readers for _, readers in passes) == 4  # one block for a pass that all of them share
+        assert sum(readers for _, readers in passes) == len(rounds)
+        kept = [code for codes, _ in passes for code in codes if code != "-"]
+        assert len(kept) == sum(len(event.emitted) for event in rounds)
+        assert all(codes == sorted(codes, key="-".__eq__) for codes, _ in passes)
+        assert block.locator("> .sd-strip canvas").evaluate("canvas => canvas.width") > 0
     assert lanes.first.locator("h2").inner_text() == "1. one two three four five six seven"
     assert sentence(page).startswith("With 4 readers at once prompt-lookup makes all of them ")
     assert "rows instead of 4" in sentence(page)

@@ -16,7 +16,7 @@ export class Lane {
     Object.assign(this.node.dataset, { lane: name, place });
     this.parts = sd.parts(this.node);
     const { pane, text, strip, passCount } = this.parts;
-    this.strip = new Strip(strip, (at) => this.node.dispatchEvent(new CustomEvent("round", { bubbles: true, detail: at })));
+    this.strip = new Strip(strip);
     passCount.sdWhy = PASSES;
     this.guesses = sd.make("span", "sd-guesses");
     this.title(place ? "With a drafter" : "Target alone");
@@ -62,7 +62,7 @@ export class Lane {
       this.drafted += row[2].some(([, code]) => !code) ? NaN : row[1]; // a server may not tell
       if (isTree(row[2])) this.nodes = "nodes";
     }
-    this.strip.take(event);
+    this.strip.take(event, this);
     if (row) this.events.push([row, ends]);
     this.at = at;
     this.figures = figures ?? this.figures;

@@ -352,7 +352,7 @@ export class Race extends Job {
   draw() {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
-    const strips = this.wall ? [] : lanes.map(({ strip }) => strip); // small lanes show none
+    const strips = (this.wall?.blocks ?? lanes).map(({ strip }) => strip);
     this.scale = scaleOf(strips, this.scale);
     for (const strip of strips) strip.draw(this.scale);
     for (const lane of lanes) lane.draw();

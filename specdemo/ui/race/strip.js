@@ -1,4 +1,5 @@
-// The passes of a lane to scale: each is as wide as it took, and so is its draft before it. Above it are its tokens.
+// The passes of a lane to scale: each is as wide as it took, and so is its draft before it. Above it are its tokens, those
+// of all readers where several share a pass.
 import { isEmitted } from "./tree.js";
 
 const PASS = 9; // px that a pass of the first lane takes
@@ -37,22 +38,22 @@ export const drawPass = (brush, { from, reads, to, codes }, scale, tall, colours
   const height = Math.min(TOKEN, base / codes.length);
   codes.forEach((code, at) => {
     brush.globalAlpha = code === "-" ? 0.35 : 1;
-    fill(colours[code] ?? colours.other, reads * scale, base - (at + 1) * height, width, height - 1);
+    fill(colours[code] ?? colours.other, reads * scale, base - (at + 1) * height, width, Math.max(height - 1, height / 2));
   });
   brush.globalAlpha = 1;
 };
 
 export class Strip {
-  /** `open` is called with the time at which the round of a pressed block ends. */
-  constructor(node, open) {
+  constructor(node) {
     Object.assign(this, { node, canvas: node.firstElementChild });
     node.sdWhy = WHY;
+    const open = ({ at, lanes }) => lanes[0].node.dispatchEvent(new CustomEvent("round", { bubbles: true, detail: at }));
     node.addEventListener("click", ({ clientX }) => {
       const second = (clientX - this.canvas.getBoundingClientRect().left) / this.scale;
       const pressed = this.passes.find(({ to }) => second <= to);
-      if (pressed) open(pressed.at);
+      if (pressed) open(pressed);
     });
-    node.addEventListener("keydown", ({ key }) => key === "Enter" && this.passes.length && open(this.passes.at(-1).at));
+    node.addEventListener("keydown", ({ key }) => key === "Enter" && this.passes.length && open(this.passes.at(-1)));
     this.clear();
     // It may be drawn while its tab is hidden, and has no size until it is shown.
     new ResizeObserver(() => {
@@ -63,7 +64,7 @@ export class Strip {
   }
 
   clear() {
-    Object.assign(this, { passes: [], drawn: 0, scale: null, asked: null, began: null });
+    Object.assign(this, { passes: [], taken: new Map(), drawn: 0, scale: null, asked: null, began: null });
     this.canvas.width = 0;
     this.canvas.style.width = "0";
   }
@@ -73,16 +74,25 @@ export class Strip {
     return this.passes.at(-1)?.to ?? 0;
   }
 
-  take({ row, at, seconds, merged = 1 }) {
+  take({ row, at, seconds, merged = 1 }, lane) {
     if (!seconds) this.began ??= at; // the first token came with the prompt's pass
     if (!seconds || this.began === null) return;
     const [, , tokens] = row;
     const [draft, , all] = seconds.map((one) => (one ?? 0) / merged);
     const codes = [...tokens].sort((a, b) => isEmitted(b) - isEmitted(a)).map((token) => (isEmitted(token) ? token[1] : "-"));
+    const place = this.taken.get(lane) ?? 0;
+    this.taken.set(lane, place + merged);
+    const shared = this.passes[place]; // readers are together from their first pass until their texts end
+    if (shared) {
+      shared.lanes.push(lane);
+      shared.codes = [...shared.codes, ...codes].sort((a, b) => (a === "-") - (b === "-"));
+      this.drawn = Math.min(this.drawn, place);
+      return;
+    }
     for (let pass = 0; pass < merged; pass++) {
       const to = at - this.began - (merged - 1 - pass) * all;
       const own = merged > 1 ? [codes[Math.floor((pass * codes.length) / merged)]] : codes;
-      this.passes.push({ from: to - all, reads: to - all + draft, to, at, codes: own });
+      this.passes.push({ from: to - all, reads: to - all + draft, to, at, codes: own, lanes: [lane] });
     }
   }
 
@@ -101,7 +111,11 @@ export class Strip {
       this.brush.scale(dots, dots);
       this.colours = coloursOf(canvas);
     }
-    for (; this.drawn < passes.length; this.drawn++) drawPass(this.brush, passes[this.drawn], scale, this.height, this.colours);
+    for (; this.drawn < passes.length; this.drawn++) {
+      const pass = passes[this.drawn];
+      this.brush.clearRect(pass.from * scale, 0, (pass.to - pass.from) * scale, this.height); // fewer readers' tokens
+      drawPass(this.brush, pass, scale, this.height, this.colours);
+    }
   }
 
   /** So that the newest pass is in sight, or after a race the first ones. */

@@ -1,5 +1,6 @@
 // Several readers at once: a wall of small lanes, in a block without the drafter and in one with it.
 import * as sd from "../assets/page.js";
+import { Strip } from "./strip.js";
 
 /** What is asked of several readers, see asked.py: the lanes [name, title] and the titles of the blocks. */
 export const readersOf = ({ drafter, prompt, others }) => {
@@ -21,10 +22,14 @@ export class Wall {
       figures[0].tabIndex = 0;
       figures[0].sdWhy = ["Tokens per second", `Of all ${this.readers} readers together. When the race is over: while all of them were decoded, from when every prompt was read until the first text ended.`];
       const head = sd.make("header", "", sd.make("h2", "", name), ...figures);
-      const node = sd.make("section", "sd-block", head, sd.make("div", "sd-wall", ...mine.map((lane) => lane.node)));
+      const strip = sd.make("div", "sd-strip", sd.make("canvas"));
+      Object.assign(strip, { role: "img", tabIndex: 0, ariaLabel: "The passes to scale, with their drafts and the tokens of all readers" });
+      const shared = new Strip(strip);
+      for (const lane of mine) lane.strip = shared; // a pass reads for all of them
+      const node = sd.make("section", "sd-block", head, strip, sd.make("div", "sd-wall", ...mine.map((lane) => lane.node)));
       Object.assign(node.dataset, { place });
       node.setAttribute("aria-label", name);
-      return { name, node, all, each, lanes: mine };
+      return { name, node, all, each, strip: shared, lanes: mine };
     });
     const [plain, speculative] = this.blocks;
     this.groups = { plain, speculative };
