@@ -104,6 +104,7 @@ def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(
         page.close()  # before its server, which it would miss
 
 
+@pytest.mark.slow
 def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(
     visit: Visit, script: Script, url: str
 ) -> None:

@@ -280,6 +280,7 @@ def test_theory_answers_at_once_and_sets_a_measurement_beside_it(lab: Open) -> N
     expect(table).to_contain_text(f"{whole['rows'][2]['verify_cost']:.2f}×")  # of a pass over 4 tokens, as measured
 
 
+@pytest.mark.slow
 def test_theory_takes_the_numbers_of_the_last_race(lab: Open) -> None:
     page, shown = lab("theory")
     shown.get_by_role("button", name="Use my last race").click()

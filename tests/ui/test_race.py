@@ -606,6 +606,7 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     ]
 
 
+@pytest.mark.slow
 def test_one_lane_after_the_other(visit: Visit, script: Script) -> None:
     script.pace = 0.01
     page = visit("?order=isolated&max_new_tokens=2000")

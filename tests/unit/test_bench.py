@@ -69,6 +69,7 @@ def over_all(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["category"] == "all"]
 
 
+@pytest.mark.slow
 def test_every_case_meets_every_prompt_temperature_and_repeat(outcome: dict[str, Any]) -> None:
     runs, of = outcome["runs"], ("method", "drafter", "k", "temperature", "prompt_id", "repeat")
     assert len(runs) == len({tuple(run[name] for name in of) for run in runs}) == (5 + 1 + 2 * 4 + 2) * 2 * 2 * 2

@@ -84,8 +84,8 @@ def test_a_clear_answer_takes_one_look_and_an_unclear_one_all(checked: Any) -> N
 def test_a_wrong_answer_is_rare_however_noisy_the_machine(checked: Any, speed: float) -> None:
     """By the interval's own promise: 95% over all looks. Twice as many wrong ones fail."""
     wrong = YES if speed < PAYS else NO
-    found = [checked({"eagle": speed}, noise=0.25, seed=seed).answer for seed in range(60)]
-    assert found.count(wrong) <= 6
+    found = [checked({"eagle": speed}, noise=0.25, seed=seed).answer for seed in range(30)]
+    assert found.count(wrong) <= 3
     assert UNCLEAR in found
 
 

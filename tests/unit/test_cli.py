@@ -103,6 +103,7 @@ def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temper
     assert "K must be a whole number from 0 to 63" in err
 
 
+@pytest.mark.slow
 def test_record_writes_a_trace_that_can_be_read(command, tmp_path: Path):
     path = tmp_path / "race.jsonl"
     words = ["--prompt", "Count to five.", "--drafter", "prompt-lookup", "--max-new-tokens", "8", "--seed", "7"]
@@ -161,6 +162,7 @@ def test_a_trace_that_is_not_repeated_is_told_where_it_parts_and_what_was_other(
     assert told.endswith("It was recorded elsewhere: device_name an abacus.\n")
 
 
+@pytest.mark.slow
 def test_a_recording_that_ships_can_still_be_asked_for_again(command):
     """Old traces do not tell the seed, which at temperature 0 decides nothing."""
     status, told, err = command("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))

@@ -44,6 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tiny("llama", 299), make_tokenizer(), tmp_path_factory.mktemp("names") / "model")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_opens_by_its_name_wherever_that_travels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -368,6 +368,7 @@ def test_a_medusa_head_begins_with_the_bigrams_of_a_block_head(text: Path, tmp_p
     assert (card["plan"]["draft_vocab"], card["began_with"]["plan"]["kind"]) == (30, "block")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_judged_as_it_was_while_it_trained(kind: type[Head], text: Path, tmp_path: Path) -> None:
     model, out = tiny_model("llama"), tmp_path / "head.safetensors"

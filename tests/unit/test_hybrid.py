@@ -167,6 +167,7 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, 
 # Told and refused ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str) -> None:
     sizes = {"intermediate_size": 1024, "max_position_embeddings": 256}

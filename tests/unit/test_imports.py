@@ -39,6 +39,7 @@ WITHOUT_TORCH = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_what_needs_no_model_imports_no_torch(name: str) -> None:
     script = f"import sys\nfrom dataclasses import replace\n{WITHOUT_TORCH[name]}\nprint('END', *sys.modules)"
