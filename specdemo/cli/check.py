@@ -12,8 +12,7 @@ from tqdm import tqdm
 from typer import Option
 
 from ..types import Field
-from .options import AsJson, Drafters, Models, check_writable, say, show, with_options
-from .servers import BASELINE_KEY, SERVER_KEY
+from .options import BASELINE_KEY, SERVER_KEY, AsJson, Drafters, Models, check_writable, say, show, with_options
 
 
 @with_options

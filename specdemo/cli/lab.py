@@ -22,6 +22,7 @@ from ..studies.prompts import read_prompts, readable
 from ..studies.study import PROMPT_FILES, Study, settings_in
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
 from .options import (
+    SERVER_KEY,
     AsJson,
     Drafter,
     Drafters,
@@ -40,7 +41,6 @@ from .options import (
     with_options,
     with_progress,
 )
-from .servers import SERVER_KEY
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -185,7 +185,7 @@ def lossless(
     from ..studies import greedy
     from ..studies import lossless as lab
     from ..studies.rules import make_rule
-    from .servers import SERVER_KEY, named
+    from .servers import named
 
     settings = [
         Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, tree=tree, **asdict(chosen))

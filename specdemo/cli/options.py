@@ -53,6 +53,7 @@ LaneNames = Annotated[
     ),
 ]
 ReaderCount = Annotated[int, Option("--readers", help=AT_ONCE.help)]
+SERVER_KEY, BASELINE_KEY = "SPECDEMO_SERVER_KEY", "SPECDEMO_BASELINE_KEY"  # of the environment
 Drafters = Annotated[str, Option("--drafters", help=DRAFTERS.help)]
 PromptFile = Annotated[Path, Option("--prompts", help=PROMPT_FILE.help)]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]

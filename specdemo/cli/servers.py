@@ -18,9 +18,8 @@ from ..servers.address import Address
 from ..servers.dialects import Dialect, connected
 from ..servers.race import TURNS, outcome, race_servers, trace_header
 from ..types import REJECTION, Settings
-from .options import FIGURES, Decoding, check_writable, lanes_table, printable, read_prompt
+from .options import BASELINE_KEY, FIGURES, SERVER_KEY, Decoding, check_writable, lanes_table, printable, read_prompt
 
-SERVER_KEY, BASELINE_KEY = "SPECDEMO_SERVER_KEY", "SPECDEMO_BASELINE_KEY"
 NEW_TOKENS = 128  # where nothing is said
 SHAPES = {name: shape for name, shape in FIGURES.items() if name not in ("draft_seconds", "verify_seconds")}
 SHAPES |= {"first_token_seconds": "{:.3f}", "server_seconds": "{:.2f}", "network_seconds": "{:.3f}"}
