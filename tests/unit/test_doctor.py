@@ -215,6 +215,24 @@ def test_no_key_and_no_address_stand_in_what_is_written(
     assert found["verdict"].split(":")[0] in said
 
 
+def test_a_check_of_servers_tells_neither_key_nor_address(
+    servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command
+) -> None:
+    monkeypatch.setenv(SERVER_KEY, KEY)
+    html_file = tmp_path / "found.html"
+    asked = ["check", "--server", servers[0], "--baseline", servers[1], "--json", "--html", str(html_file)]
+    status, out, err = command(*asked)
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["answer"] in ("yes", "no", "unclear")
+    assert found["texts"]["compared"] == found["texts"]["same"] == 16  # two prompts of each kind
+    assert [row["at_once"] for row in found["at_once"]] == [1, 2, 4]
+    assert found["in_short"].startswith("With speculation it is ")
+    everything = out + err + html_file.read_text()
+    for secret in (KEY, *(where.partition("//")[2] for where in servers)):
+        assert secret not in everything
+
+
 def test_a_baseline_belongs_to_a_server(command: Command) -> None:
     status, _, err = command("doctor", "--baseline", "http://127.0.0.1:9")
     assert status
@@ -260,3 +278,16 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     for row in found.texts["differences"]:
         assert row["margin"] is not None
     html_report(found)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_real_server_is_checked(real: dict[str, Dialect], command: Command) -> None:
+    where = [real[lane].client.address.url for lane in (SPECULATIVE, PLAIN)]
+    status, out, err = command("check", "--server", where[0], "--baseline", where[1], "--seconds", "60", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["answer"] in ("yes", "no", "unclear")
+    assert found["speed_up"]["mean"] > 0
+    assert found["engine"]["engine"] == "llama.cpp"
+    assert found["texts"]["compared"] > 0
