@@ -47,6 +47,7 @@ class DrafterParts:
     translator: Translator | None = None  # for a draft model with another tokenizer
     draft_context: int | None = None  # the most tokens that the draft model was made to read
     draft_name: str = ""
+    remembered: Sequence[Sequence[int]] = ()  # the tokens of earlier answers to the person who asks
 
 
 T = TypeVar("T")

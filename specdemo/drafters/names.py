@@ -35,6 +35,11 @@ DRAFTERS = {
         "Copies earlier words",
         "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
     ),
+    "suffix": Entry(
+        "suffix:Suffix",
+        "Copies what mostly followed earlier words, also in earlier answers",
+        "Counts what followed the same words in prompt, text and remembered answers. Free; shines on repeated work.",
+    ),
     "ngram": Entry(
         "ngram:Ngram",
         "Looks up which word mostly follows",
