@@ -60,6 +60,7 @@ class Suffix(Drafter):
 
     name = "suffix"
     branches = True
+    remembers = True
 
     def __init__(self, remembered: Sequence[Sequence[int]] = ()) -> None:
         """
