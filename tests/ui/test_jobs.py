@@ -445,8 +445,11 @@ def test_a_drafter_remembers_the_earlier_answers_of_its_own_session_and_preset()
 
     engine, runs = Engine(PRESETS, replace(script.engine().backend, race=race)), Runs()
 
-    def answered(session: str, prompt: str, drafter: str = "suffix", weights: Any = None) -> tuple[int, ...]:
-        run = runs.begin(Run(ask(prompt=prompt, drafter=drafter, max_new_tokens=3)), session)
+    def answered(
+        session: str, prompt: str, drafter: str = "suffix", preset: str = "scripted", weights: Any = None
+    ) -> tuple[int, ...]:
+        asked = ask(prompt=prompt, drafter=drafter, max_new_tokens=3, preset=preset, presets=[*PRESETS])
+        run = runs.begin(Run(asked), session)
         list(runs.play(run, engine))
         assert run.outcome is not None
         (answer,) = run.answers()
@@ -462,6 +465,8 @@ def test_a_drafter_remembers_the_earlier_answers_of_its_own_session_and_preset()
     assert began.pop() == ()
     answered("ann", "six", weights={"target": "other"})
     assert began.pop() == (one, two)
+    answered("ann", "other models", preset="other")
+    assert began.pop() == ()
     answered("ann", "seven")
     assert [*map(len, began.pop())] == [3, 3]  # not what other weights wrote
     answered("bob", "more words")

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from specdemo.drafters import suffix, suffix_automaton
 from specdemo.drafters.suffix import FACTOR, LEAST, Suffix
 from specdemo.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from specdemo.racing.stats import Stats
+from specdemo.types import Settings
+from tests.unit.toys import PROMPT, TableRunner, decode, ids_of, plain_text, random_table
 
 texts = st.lists(st.integers(0, 2), max_size=24)
 
@@ -178,3 +181,22 @@ def test_a_round_stays_cheap_however_long_and_repetitive_the_text_is() -> None:
         return time.perf_counter() - began
 
     assert min(seconds(5000) for _ in range(3)) < 6 * min(seconds(300) for _ in range(3))
+
+
+# Texts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("tree", [False, True])
+def test_an_answer_that_is_remembered_is_copied_and_stays_the_targets_own(temperature: float, tree: bool) -> None:
+    settings = Settings(k=6, temperature=temperature, max_new_tokens=40, tree=tree)
+    table = random_table(1, support=3)
+    plain = plain_text(TableRunner(table), PROMPT, settings)
+    lost = [(token + 1) % table.shape[-1] for token in plain]
+    rounds = []
+    for remembered in ([], [lost], [[*PROMPT, *plain]]):
+        events = list(decode(TableRunner(table, capacity=200), Suffix(remembered), PROMPT, settings))
+        assert ids_of(events) == plain
+        rounds.append(Stats.of(events).rounds)
+    assert rounds[2] < min(rounds[:2]) <= 39
+    assert rounds[2] <= 15

@@ -193,6 +193,7 @@ ENUMERATED = [
         ("any", ENUMERATED[0], 1),  # a drafted child ends the text
         ("prompt-lookup", ENUMERATED[0], -1),
         ("suffix", ENUMERATED[0], -1),
+        ("suffix with memory", ENUMERATED[0], -1),
         ("lookahead", ENUMERATED[0], -1),
         ("lookahead", ENUMERATED[3], -1),
     ],
@@ -204,6 +205,7 @@ def test_the_text_follows_the_targets_distribution(
     drafters: dict[str, Callable[[], Drafter]] = {
         "prompt-lookup": PromptLookup,
         "suffix": Suffix,
+        "suffix with memory": lambda: Suffix([[*PROMPT, 0, 1, 2, 3], [*PROMPT, 1, 1]]),
         "lookahead": Lookahead,
     }
     emitted = texts_with(drafters.get(name, lambda: Planting(TREES[name])), settings, table, eos)

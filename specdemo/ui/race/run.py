@@ -95,13 +95,11 @@ class Run(Job):
         self._ended(replace(found, sentence=sentence))
 
     def _memory(self, loaded: Any) -> Memory:
-        """What the target wrote in this session's earlier races: no other visitor's, and only with these weights."""
-        memory = Memory()
-        for run in self.earlier():
-            if isinstance(run, Run) and run.header.get("weights") == loaded.weights:
-                for token_ids in run.answers():
-                    memory.add(token_ids)
-        return memory
+        """What the target wrote in this session's earlier races: no other visitor's, and only with this preset, whose
+        name can have stood for other weights."""
+        races = (run for run in self.earlier() if isinstance(run, Run) and run.preset == self.preset)
+        same = (run for run in races if run.header.get("weights") == loaded.weights)
+        return Memory(token_ids for run in same for token_ids in run.answers())
 
     def answers(self) -> Iterator[list[int]]:
         """The tokens of its texts, each once: those of the lanes without a drafter."""
