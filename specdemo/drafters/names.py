@@ -38,7 +38,7 @@ DRAFTERS = {
     ),
     "suffix": Entry(
         "suffix:Suffix",
-        "Copies what mostly followed earlier words, also in earlier answers",
+        "Copies what mostly followed, also in earlier answers",
         "Counts what followed the same words in prompt, text and remembered answers. Free; shines on repeated work.",
         remembers=True,
     ),
