@@ -7,6 +7,7 @@ turns (`in_turn`), a round each, so that a slow second of the machine slows all 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,11 +18,12 @@ from ..decoding.events import Event, emitted_tokens
 from ..drafters.names import DRAFTERS
 from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
+from ..racing.memory import Memory, remembering
 from ..racing.race import check_fits, start
 from ..racing.stats import Stats, counts_by_place
 from ..studies.prompts import Prompt
 from ..types import MATCH, BadInput, Settings
-from .cases import OURS, TREE, Case
+from .cases import ALONE, OURS, TREE, Case
 from .hf import generate, models
 from .llamacpp import Server
 from .rows import COUNTS, Row, run_of, summarise
@@ -38,6 +40,7 @@ def bench(
     in_turn: bool = False,
     progress: Callable[[int], object] = lambda runs: None,
     servers: Mapping[Case, Server] | None = None,
+    remember: bool = False,
 ) -> dict[str, Any]:
     """Run every case on every prompt: `runs` and their `summary`, ready for JSON. One of the cases is `ALONE`.
 
@@ -45,6 +48,7 @@ def bench(
         in_turn: our cases write a text together, a round each in turn.
         progress: called with the number of runs that have just been done.
         servers: write the texts of their cases.
+        remember: drafters that can copy from the answers to the prompts before, of the same temperature and repeat.
 
     When it is interrupted, it returns the texts that every case has written, if there are any.
 
@@ -54,15 +58,19 @@ def bench(
     drafters = {case.drafter for case in cases if case.drafter in DRAFTERS}  # llama.cpp's have names of their own
     prompt_ids = {prompt.id: read(loaded, prompt, max_new_tokens, *drafters) for prompt in prompts}
     turns = count()
+    memories = defaultdict[tuple[float, int], Memory](Memory)
     runs: list[Row] = []
 
     def write(prompt: Prompt, settings: Settings, repeat: int) -> list[Row]:
-        done = dict[Case, Row]()
+        done, texts = dict[Case, Row](), dict[Case, list[int]]()
+        memory = memories[settings.temperature, repeat]
         of = {"temperature": settings.temperature, "prompt_id": prompt.id, "category": prompt.category}
         for group in _groups(rotated(cases, next(turns)), in_turn):
-            measured = _measured(loaded, prompt_ids[prompt.id], group, settings, servers or {})
+            ready = remembering(loaded, memory) if remember else loaded
+            measured = _measured(ready, prompt_ids[prompt.id], group, settings, servers or {}, texts)
             done |= {case: {**asdict(case), **of, "repeat": repeat, **run} for case, run in measured.items()}
             progress(len(measured))
+        memory.add(texts[ALONE])
         return [done[case] for case in cases]
 
     interrupted = False
@@ -100,9 +108,17 @@ def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
 
 
 def _measured(
-    loaded: Loaded, prompt_ids: Sequence[int], cases: Sequence[Case], settings: Settings, servers: Mapping[Case, Server]
+    loaded: Loaded,
+    prompt_ids: Sequence[int],
+    cases: Sequence[Case],
+    settings: Settings,
+    servers: Mapping[Case, Server],
+    texts: dict[Case, list[int]],
 ) -> dict[Case, Row]:
-    """A text by a case of others, or by each of ours in turn, of which the one that has written least goes next."""
+    """A text by a case of others, or by each of ours in turn, of which the one that has written least goes next.
+
+    The tokens of ours are added to `texts`.
+    """
     case = cases[0]
     if case.method not in OURS:
         theirs = servers[case].generate if case in servers else partial(generate, loaded, case)
@@ -111,14 +127,15 @@ def _measured(
     for case in cases:
         chosen = replace(settings, k=case.k or 0, rule=case.rule or MATCH, tree=case.method == TREE)
         lanes[case] = start(loaded, case.drafter or "none", prompt_ids, chosen)
-    texts: dict[Case, list[Event]] = {case: [] for case in cases}
+    written: dict[Case, list[Event]] = {case: [] for case in cases}
     for case, event in take_turns(lanes, lambda event: len(emitted_tokens(event))):
-        texts[case].append(event)
-    return {case: _outcome(events) for case, events in texts.items()}
+        written[case].append(event)
+    for case, events in written.items():
+        texts[case] = [token.id for event in events for token in emitted_tokens(event)]
+    return {case: _outcome(events, texts[case]) for case, events in written.items()}
 
 
-def _outcome(events: Sequence[Event]) -> Row:
+def _outcome(events: Sequence[Event], token_ids: list[int]) -> Row:
     stats = Stats.of(events)
-    token_ids = [token.id for event in events for token in emitted_tokens(event)]
     counts = {name: getattr(stats, name) for name in COUNTS}
     return run_of(token_ids, stats.seconds, stats.prompt_seconds, **counts, by_position=counts_by_place(events))

@@ -82,6 +82,9 @@ class Texts:
             "slows all of them alike.",
         ),
     ] = False
+    remember: Annotated[
+        bool, Option("--remember", help="The drafter suffix also copies from the answers to the prompts before.")
+    ] = False
     json_: JsonFile = None
 
 
@@ -180,7 +183,7 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
                 **made_by(loaded),
                 **({"llama.cpp": next(iter(servers.values())).facts} if servers else {}),
                 "prompts_sha256": hashlib.sha256(json.dumps([p.prompt for p in prompts]).encode()).hexdigest(),
-                **throughput.bench(loaded, prompts, cases, t_values, *texts, bar.update, servers),
+                **throughput.bench(loaded, prompts, cases, t_values, *texts, bar.update, servers, asked.remember),
             }
 
 

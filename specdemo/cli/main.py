@@ -10,13 +10,14 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from ..decoding.events import emitted_tokens
 from ..models.presets import load_presets
+from ..racing.memory import MemoryFile, remembering
 from ..racing.text import LaneText
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
@@ -33,14 +34,19 @@ from .options import (
     Device,
     DType,
     LaneNames,
+    MemoryPath,
     ModelsOrEager,
     ReaderCount,
     check_writable,
     lanes_table,
+    memory_file,
     moved,
     printable,
     with_options,
 )
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
@@ -116,12 +122,16 @@ def serve(
 
 @app.command()
 @with_options
-def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: AsJson = False) -> None:
+def generate(
+    prompt: Prompt, models: ModelsOrEager, decoding: Decoding, memory: MemoryPath = None, json_: AsJson = False
+) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
     asked = decoding.request(prompt, models.chosen)
-    with models.loaded(raw=asked.raw) as loaded:
+    kept = memory_file(memory)
+    with models.loaded(raw=asked.raw) as opened:
         from ..racing import race, summary
 
+        loaded = begun(kept, opened)
         asked = decoding.fitted(asked, loaded)
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         events = []
@@ -136,6 +146,8 @@ def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: A
                     typer.echo(typer.style(printable(span), **style), nl=False)
                 sys.stdout.flush()
         outcome = summary.report(loaded, prompt_ids, events)
+        if kept:
+            kept.add(loaded, outcome["token_ids"])
         if json_:
             typer.echo(json.dumps(outcome, ensure_ascii=False))
             return
@@ -164,6 +176,7 @@ def race_(
     ] = None,
     baseline: Annotated[str | None, Option(help="With --server: one without speculation, or a trace of one.")] = None,
     out: Annotated[Path | None, Option(help="With --server: write the trace to this file.")] = None,
+    memory: MemoryPath = None,
     why: Annotated[bool, Option("--why", help="Also print the figures behind the verdicts.")] = False,
     json_: AsJson = False,
 ) -> None:
@@ -172,7 +185,7 @@ def race_(
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = "preset head drafter k tree lane readers why dtype device eager isolated again"
+        ours = "preset head drafter k tree lane readers memory why dtype device eager isolated again"
         if given := [_option(name) for name in ours.split() if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:
@@ -193,12 +206,25 @@ def race_(
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
     asked = replace(decoding.request(prompt, models.chosen, lane, readers), isolated=isolated)
-    with models.loaded(raw=asked.raw) as loaded:
+    kept = memory_file(memory)
+    with models.loaded(raw=asked.raw) as opened:
         from ..racing import batch, summary
 
+        loaded = begun(kept, opened)
         asked = decoding.fitted(asked, loaded, lane)
         outcome = summary.outcome_of(loaded, asked, list(batch.race_asked(loaded, asked))).as_dict()
+        if kept:
+            kept.add(loaded, outcome[next(iter(asked.lanes))]["token_ids"])
         typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter, why))
+
+
+def begun(kept: MemoryFile | None, loaded: Loaded) -> Loaded:
+    """The models with the memory in a file, if there is one; stderr says how much it holds."""
+    if kept is None:
+        return loaded
+    memory = kept.memory(loaded)
+    typer.echo(f"{kept.path} holds {memory.tokens} tokens of earlier answers.", err=True)
+    return remembering(loaded, memory)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

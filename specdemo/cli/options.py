@@ -19,6 +19,7 @@ from typer import Argument, Option
 
 from ..models.presets import DEFAULT_PRESET, Preset, find_preset, preset_of, with_head
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
+from ..racing.memory import MemoryFile
 from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
 from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
 from ..system.imports import import_quickly
@@ -54,6 +55,14 @@ LaneNames = Annotated[
 ]
 ReaderCount = Annotated[int, Option("--readers", help=AT_ONCE.help)]
 SERVER_KEY, BASELINE_KEY = "SPECDEMO_SERVER_KEY", "SPECDEMO_BASELINE_KEY"  # of the environment
+MemoryPath = Annotated[
+    Path | None,
+    Option(
+        "--memory",
+        metavar="FILE",
+        help="Remember the answers in this file: the drafter suffix copies from the earlier ones.",
+    ),
+]
 Drafters = Annotated[str, Option("--drafters", help=DRAFTERS.help)]
 PromptFile = Annotated[Path, Option("--prompts", help=PROMPT_FILE.help)]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
@@ -271,6 +280,16 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
         if told:
             typer.echo(told, err=True)
         return request
+
+
+def memory_file(path: Path | None) -> MemoryFile | None:
+    """The memory in a file, if one is named.
+
+    Raises:
+        BadInput: it cannot be read or could not be written, or is no memory.
+    """
+    check_writable(path)
+    return None if path is None else MemoryFile(path)
 
 
 def read_prompt(prompt: str) -> str:

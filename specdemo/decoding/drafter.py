@@ -47,6 +47,7 @@ class DrafterParts:
     translator: Translator | None = None  # for a draft model with another tokenizer
     draft_context: int | None = None  # the most tokens that the draft model was made to read
     draft_name: str = ""
+    remembered: Sequence[Sequence[int]] = ()  # the tokens of earlier answers to the person who asks
 
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class Drafter:
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     branches: ClassVar[bool] = False  # whether it can draft a tree
     drafts_ahead: ClassVar[bool] = False  # whether it can draft while the target verifies, see `drafters.ahead`
+    remembers: ClassVar[bool] = False  # whether it copies from `DrafterParts.remembered`
     # Set by K = auto. A chain ends with the token at which the chance that all its tokens pass falls below this. A tree
     # holds no token but the first with a lower chance to pass.
     stop_below: float = 0.0

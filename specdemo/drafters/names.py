@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """The path of a drafter's class, "module:Class" in this package, what it does in a few words, and one line more.
 
-    `parallel_drafting`, `branches` and `drafts_ahead` are those of the class, for code that must not import it.
+    The others are those of the class, for code that must not import it.
     """
 
     path: str
@@ -26,6 +26,7 @@ class Entry(NamedTuple):
     parallel_drafting: bool = False
     branches: bool = True
     drafts_ahead: bool = False
+    remembers: bool = False
 
 
 DRAFTERS = {
@@ -34,6 +35,12 @@ DRAFTERS = {
         "prompt_lookup:PromptLookup",
         "Copies earlier words",
         "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
+    ),
+    "suffix": Entry(
+        "suffix:Suffix",
+        "Copies what mostly followed, also in earlier answers",
+        "Counts what followed the same words in prompt, text and remembered answers. Free; shines on repeated work.",
+        remembers=True,
     ),
     "ngram": Entry(
         "ngram:Ngram",

@@ -24,7 +24,7 @@ from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
 from ..types import AUTO, MAX_K, MAX_NODES, REJECTION, BadInput, Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
-from .compare import first_difference
+from .compare import first_difference, is_comparable
 from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
 from .trace import Entry, environment_of, request_of
@@ -251,6 +251,10 @@ def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
     versions = {lane.get("noise") for lane in header["lanes"]}
     if asked.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
+    if any(lane.get("remembered") for lane in header["lanes"]) and not is_comparable(asked.settings):
+        raise BadInput(
+            "This race cannot be run again: its drafter began with earlier answers, which the trace does not hold."
+        )
     return asked
 
 

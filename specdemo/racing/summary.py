@@ -18,6 +18,7 @@ from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import weight_bytes
+from .memory import remembered_by
 from .outcome import Outcome
 from .outcome import report as report_of
 from .stats import Stats
@@ -132,7 +133,9 @@ def trace_header(loaded: Loaded, asked: Request) -> dict[str, Any]:
 
     def lane(name: str, run: DraftedLane) -> dict[str, Any]:
         exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, run.tree)}
-        return {"name": name, **asdict(run), "rule": asked.settings.rule, "noise": noise.VERSION, **exact}
+        count = remembered_by(loaded, run)
+        memory = {"remembered": count} if count else {}
+        return {"name": name, **asdict(run), "rule": asked.settings.rule, "noise": noise.VERSION, **exact, **memory}
 
     readers = {"readers": len(asked.prompts), "others": list(asked.others)} if asked.others else {}
     return {

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from sys import getsizeof
 from typing import Any
@@ -39,6 +39,7 @@ class Job:
         self.on_page = False
         self.grace = GRACE_SECONDS
         self.local = False
+        self.earlier: Callable[[], Sequence[Job]] = tuple
         self.messages: list[str] = []
         self.stop = threading.Event()
         self.ended = threading.Event()

@@ -76,12 +76,18 @@ class Runs:
         job.on_page, job.grace = on_page, self.grace
         job.local = is_local(client)
         job.session = session or job.id
+        job.earlier = lambda: self._earlier(job)
         with self._lock:
             self._runs[job.id] = job
             self._sizes[job.id] = job.size
             self._forget()
         self.begun(job)
         return job
+
+    def _earlier(self, job: Job) -> list[Job]:
+        """The kept jobs of the same session that began before this one, the oldest first."""
+        with self._lock:
+            return [other for other in self._runs.values() if other.session == job.session and other is not job]
 
     def play(self, job: Job, engine: Engine) -> Iterator[Any]:
         """`job.play`, and what there is to do when it has ended."""

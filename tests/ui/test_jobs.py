@@ -430,3 +430,47 @@ def test_a_page_stops_the_runs_whose_ids_it_knows() -> None:
     for run_id in (made[5].id, "no such run", None, ["a"]):
         halt(run_id)
     assert [run for run in made if run.stop.is_set()] == [made[5]]
+
+
+# Earlier answers ---------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_remembers_the_earlier_answers_of_its_own_session_and_preset() -> None:
+    script = Script()
+    began: list[Any] = []
+
+    def race(loaded: Any, asked: Any) -> Iterator[Entry]:
+        began.append(loaded.parts.remembered)
+        return script.race(loaded, asked)
+
+    engine, runs = Engine(PRESETS, replace(script.engine().backend, race=race)), Runs()
+
+    def answered(
+        session: str, prompt: str, drafter: str = "suffix", preset: str = "scripted", weights: Any = None
+    ) -> tuple[int, ...]:
+        asked = ask(prompt=prompt, drafter=drafter, max_new_tokens=3, preset=preset, presets=[*PRESETS])
+        run = runs.begin(Run(asked), session)
+        list(runs.play(run, engine))
+        assert run.outcome is not None
+        (answer,) = run.answers()
+        if weights:
+            run.header["weights"] = weights
+        return tuple(answer)
+
+    one = answered("ann", "one two three")
+    secret = answered("bob", "my secret words")
+    assert began == [(), ()]
+    assert not {*one} & {*secret}
+    two = answered("ann", "four five", drafter="prompt-lookup")  # it remembers nothing, and is remembered
+    assert began.pop() == ()
+    answered("ann", "six", weights={"target": "other"})
+    assert began.pop() == (one, two)
+    answered("ann", "other models", preset="other")
+    assert began.pop() == ()
+    answered("ann", "seven")
+    assert [*map(len, began.pop())] == [3, 3]  # not what other weights wrote
+    answered("bob", "more words")
+    assert began.pop() == (secret,)
+    answered("", "without a session")
+    answered("", "nor here")
+    assert [began.pop(), began.pop()] == [(), ()]

@@ -61,7 +61,7 @@ def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats
 def test_drafters_are_listed_with_what_their_classes_say() -> None:
     for name, entry in DRAFTERS.items():
         cls = drafter_class(name)
-        for told in ("parallel_drafting", "branches", "drafts_ahead"):
+        for told in ("parallel_drafting", "branches", "drafts_ahead", "remembers"):
             assert getattr(entry, told) == getattr(cls, told)
 
 

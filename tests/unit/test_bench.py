@@ -252,6 +252,32 @@ def test_the_first_of_the_cases_is_another_with_every_text(loaded: Loaded, monke
     assert [k for k, _ in watched.begun] == [0, 2, 3, 2, 3, 0, 3, 0, 2]
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_only_the_answers_to_the_prompts_before_are_remembered(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+) -> None:
+    """Not that to the same prompt, which another case may have written already, nor those of other runs."""
+    began: list[list[int]] = []
+
+    def starting(loaded: Loaded, drafter: str, prompt_ids: Any, settings: Settings) -> Iterator[Event]:
+        began.append([*map(len, loaded.parts.remembered)])
+        return start(loaded, drafter, prompt_ids, settings)
+
+    monkeypatch.setattr("specdemo.bench.throughput.start", starting)
+    cases = [ALONE, *cases_of_ours(loaded, "suffix", [2, 3], [MATCH])]
+    prompts = [*PROMPTS, Prompt("c", "easy", "four five six")]
+    runs = bench(loaded, prompts, cases, TEMPERATURES, 5, 2, in_turn, remember=True)["runs"]
+    tokens = {(run["prompt_id"], run["temperature"], run["repeat"]): run["new_tokens"] for run in runs}
+    expected = [
+        [tokens[earlier.id, temperature, repeat] for earlier in prompts[:place]]
+        for repeat in range(2)
+        for place in range(len(prompts))
+        for temperature in TEMPERATURES
+        for _ in cases
+    ]
+    assert began[len(cases) * len(TEMPERATURES) :] == expected  # after the warm-up
+
+
 @pytest.mark.parametrize(("text", "reason"), [(" ", "empty|blank"), ("the cat " * 1000, "the context holds")])
 def test_a_prompt_that_cannot_be_run_is_refused_before_anything_is_measured(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, text: str, reason: str

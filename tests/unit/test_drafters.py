@@ -130,7 +130,7 @@ def test_every_drafter_has_its_name_and_describes_itself_in_one_line(name: str) 
 def test_a_drafter_that_lacks_something_says_so_in_words(name: str) -> None:
     bare = ModelToy(model=tiny_model("gpt2", layers=2), skip_layers=None)
     bare.heads.clear()
-    needs_nothing = name in {"none", "prompt-lookup", "lookahead"}
+    needs_nothing = name in {"none", "prompt-lookup", "suffix", "lookahead"}
     assert (drafter_class(name).unavailable_reason(bare.parts) is None) == needs_nothing
     if not needs_nothing:
         assert str(drafter_class(name).unavailable_reason(bare.parts)).startswith("this preset ")

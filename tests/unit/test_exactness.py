@@ -44,7 +44,7 @@ from tests.unit.toys import (
 EXACT = 1e-12  # in float64
 ROUNDED = 1e-6  # where a drafter's own distribution is in float32
 DRAWING = ["draft-model", "ngram", "eagle"]  # one of each kind of drawn draft, every day
-DOUBLE = {"none", "prompt-lookup", "draft-model", "layer-skip"}  # what these do in float64 stays in float64
+DOUBLE = {"none", "prompt-lookup", "suffix", "draft-model", "layer-skip"}  # what these do in float64 stays in float64
 
 ENUMERATED = [
     Settings(temperature=0, k=2, max_new_tokens=4),

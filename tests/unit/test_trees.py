@@ -26,6 +26,7 @@ from specdemo.drafters.lookahead import Lookahead
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.drafters.suffix import Suffix
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
@@ -191,6 +192,8 @@ ENUMERATED = [
         *((name, settings, -1) for name in TREES for settings in ENUMERATED),
         ("any", ENUMERATED[0], 1),  # a drafted child ends the text
         ("prompt-lookup", ENUMERATED[0], -1),
+        ("suffix", ENUMERATED[0], -1),
+        ("suffix with memory", ENUMERATED[0], -1),
         ("lookahead", ENUMERATED[0], -1),
         ("lookahead", ENUMERATED[3], -1),
     ],
@@ -199,7 +202,12 @@ def test_the_text_follows_the_targets_distribution(
     table: Tensor, name: str, settings: Settings, eos: int, rule: str
 ) -> None:
     settings = replace(settings, rule=rule)
-    drafters: dict[str, Callable[[], Drafter]] = {"prompt-lookup": PromptLookup, "lookahead": Lookahead}
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "prompt-lookup": PromptLookup,
+        "suffix": Suffix,
+        "suffix with memory": lambda: Suffix([[*PROMPT, 0, 1, 2, 3], [*PROMPT, 1, 1]]),
+        "lookahead": Lookahead,
+    }
     emitted = texts_with(drafters.get(name, lambda: Planting(TREES[name])), settings, table, eos)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, eos)) < 1e-12

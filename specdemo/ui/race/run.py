@@ -9,8 +9,10 @@ from sys import getsizeof
 from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
+from ...drafters.names import DRAFTERS
 from ...racing.asked import Request, fitted
 from ...racing.figures import memory_rate_of
+from ...racing.memory import Memory, remembering, told_by
 from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, Said, has_every_core
@@ -74,6 +76,8 @@ class Run(Job):
         """The race itself and then its outcome, in the engine's thread."""
         self.request, told = fitted(self.request, loaded)
         request, backend = self.request, engine.backend
+        if any(DRAFTERS[lane.drafter].remembers for lane in request.lanes.values()):
+            loaded = remembering(loaded, self._memory(loaded))
         others = engine.beside.watch()
         self.header = backend.trace_header(loaded, request)
         self._shared = self.local and has_every_core(loaded)
@@ -87,7 +91,21 @@ class Run(Job):
         found = backend.outcome(loaded, request, self.entries)
         if rate := memory_rate_of(found.environment):
             self.header["environment"]["memory_rate"] = rate
-        self._ended(replace(found, sentence=f"{found.sentence} {told}".rstrip()))
+        sentence = " ".join(filter(None, [found.sentence, told, told_by(self.header.get("lanes", ()))]))
+        self._ended(replace(found, sentence=sentence))
+
+    def _memory(self, loaded: Any) -> Memory:
+        """What the target wrote in this session's earlier races: no other visitor's, and only with this preset, whose
+        name can have stood for other weights."""
+        races = (run for run in self.earlier() if isinstance(run, Run) and run.preset == self.preset)
+        same = (run for run in races if run.header.get("weights") == loaded.weights)
+        return Memory(token_ids for run in same for token_ids in run.answers())
+
+    def answers(self) -> Iterator[list[int]]:
+        """The tokens of its texts, each once: those of the lanes without a drafter."""
+        for name in (name for name in self.request.lanes if name not in self.request.drafted):
+            events = (entry.event for entry in self.entries if entry.lane == name)
+            yield [token.id for event in events for token in emitted_tokens(event) if token.id is not None]
 
     def _kept(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """The entries of the race, each of them kept, until it is told to stop."""

@@ -23,6 +23,7 @@ from typing import Any
 from ...decoding.events import Round, parents_of, path_of
 from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.compare import NOTHING_YET
+from ...racing.memory import told_by
 from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
@@ -71,6 +72,7 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     note = ""
     if len(names) > len(shown):
         note = f"The trace holds {len(names)} lanes; the first {len(shown)} are shown."
+    note = " ".join(filter(None, [note, told_by(header["lanes"])]))
     alone = [name for name in shown if _is_alone(held[name])][:1]
     drafting = [name for name in shown if name not in alone]
     sides = dict(zip([*alone, *drafting], SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), strict=False))

@@ -1,0 +1,117 @@
+"""Suffix decoding: what mostly followed the same words, in this text or in earlier answers.
+
+SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps suffix trees of the text and of earlier answers. It looks up the
+longest end of the text that occurred before, and drafts what followed it there, the more of it the longer that end is.
+Here suffix automata take the place of the trees: they hold the same counts in less memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.rule import Rule
+from ..engines.runner import Runner
+from ..types import Draft
+from .suffix_automaton import LONGEST, ROOT, SuffixAutomaton
+from .tree import WIDTH, Child, grow
+
+AFTER = -1  # stands after every remembered text, and is no token
+FACTOR = 4  # a path has at most so many tokens for each token that matches
+LEAST = 0.5  # a draft ends before a token that makes it less likely than this, by counts, to pass as a whole
+
+
+class Match(NamedTuple):
+    """An end of the text and where it occurs: a state of an automaton and the length of its stretch."""
+
+    automaton: SuffixAutomaton
+    state: int
+    length: int
+
+    def following(self, most: int) -> Iterator[Child[Match]]:
+        """The tokens that followed most often, with their shares. Where nothing did, a shorter end may know more."""
+        automaton, state, length = self
+        if length >= LONGEST:
+            length = LONGEST - 1
+            state = automaton.shortened(state, length)  # so that what follows is counted too
+        while state != ROOT:
+            found = automaton.following[state]
+            counts = automaton.counts
+            total = sum(counts[after] for after in found.values())  # without the end of the text itself
+            ranked = sorted(found, key=lambda token: -counts[found[token]])[:most] if len(found) > 1 else found
+            if tokens := [token for token in ranked if token != AFTER and counts[found[token]]]:
+                for token in tokens:
+                    after = found[token]
+                    yield token, counts[after] / total, Match(automaton, after, length + 1)
+                return
+            state = automaton.links[state]
+            length = automaton.lengths[state]
+
+
+class Suffix(Drafter):
+    """Drafts what followed the longest end of the text that occurred before, in the text or in a remembered one.
+
+    >>> Suffix().propose([1, 2, 3, 4, 9, 1, 2, 3], k=3).token_ids
+    [4, 9, 1]
+    >>> Suffix([[5, 6, 7, 8]]).propose([1, 2, 5, 6], k=3).token_ids
+    [7, 8]
+    """
+
+    name = "suffix"
+    branches = True
+    remembers = True
+
+    def __init__(self, remembered: Sequence[Sequence[int]] = ()) -> None:
+        """
+        Args:
+            remembered: the tokens of earlier answers.
+        """
+        self._earlier = SuffixAutomaton()
+        for token_ids in remembered:
+            self._earlier.extend([*token_ids, AFTER])
+        self.reset(())
+
+    @classmethod
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Suffix:
+        return cls(parts.remembered)
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        self._text = SuffixAutomaton()
+        self._matched = ROOT, 0  # the end of the text that occurs in the remembered ones
+        self._read(prompt_ids)
+
+    def _read(self, context: Sequence[int]) -> None:
+        new = context[len(self._text) :]
+        self._text.extend(new)
+        for token in new:
+            self._matched = self._earlier.step(*self._matched, token)
+
+    def match(self, context: Sequence[int]) -> Match:
+        """The longest end of the text that occurred before; of equal ones that in the text itself."""
+        self._read(context)
+        here, earlier = self._text.repeated(), self._matched
+        return Match(self._text, *here) if here[1] >= earlier[1] else Match(self._earlier, *earlier)
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        at = self.match(context)
+        most, all_pass = min(k, FACTOR * at.length), 1.0
+        token_ids: list[int] = []
+        while len(token_ids) < most and (child := next(at.following(1), None)):
+            token, share, at = child
+            all_pass *= share
+            if all_pass < (max(LEAST, self.stop_below) if token_ids else 0):
+                break
+            token_ids.append(token)
+        return Draft(token_ids)
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """What followed, the tokens with the largest values first, see `tree`.
+
+        >>> draft = Suffix().propose_tree([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 1, 2], nodes=4, depth=2)
+        >>> draft.token_ids, draft.parents
+        ([3, 4, 9, 8], [-1, -1, 0, 0])
+        """
+        at = self.match(context)
+        depth = min(depth, FACTOR * at.length)
+        return grow(at, lambda match: match.following(WIDTH), nodes, depth, self.stop_below) if depth else Draft()
