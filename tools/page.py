@@ -1,9 +1,11 @@
-"""How much showing a race slows down the engine: the same race alone, through the page's server, and in a browser.
+"""How much showing a race slows down the engine: the same race alone, through the page's server, in a browser, and with
+others watching along.
 
     python -m tools.page
 
 The server runs in a process of its own, and the rates are those that the race reports. They vary by more than a page
-costs, so the kernel's count of how long the engine's threads waited for a core is read as well.
+costs, so the kernel's count of how long the engine's threads waited for a core is read as well, and of how much of a
+core the server's other threads took: what serves the page and its watchers, without their browsers.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from specdemo.system.imports import import_quickly
 from specdemo.types import BadInput, Settings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
     from specdemo.models.loaded import Loaded
 
@@ -69,15 +71,18 @@ SETTLE_SECONDS = 1.0  # before a race: a page that has just opened or shown a ra
 
 LANES = (PLAIN, SPECULATIVE)
 BOTH = "both"  # the tokens of both lanes over the seconds of both, as both write the same text
-WAYS = ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
+WATCHERS = 64
+ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
+WATCHED = f"a browser, {WATCHERS} watchers"
+WAYS = ALONE, UNSEEN, PROGRAM, BROWSER, WATCHED
 COLUMNS = {
     **{"way": "", "lane": "", "tokens_per_second": ".1f"},
-    **{"ratio_to_alone": ".3f", "ratio_to_unseen": ".3f", "waiting": ".3f"},
+    **{"ratio_to_alone": ".3f", "ratio_to_unseen": ".3f", "waiting": ".3f", "serving": ".3f"},
 }
 
 Rates = dict[str, float]  # tokens per second by lane
 Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and waited for a core to run on
-Measured = tuple[Rates, float | None]  # and the share of the time that the engine's threads waited
+Measured = tuple[Rates, float | None, float | None]  # and the shares `waiting` and `serving`
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +118,30 @@ def bench_page(asked: Asked, repeats: int, progress: Callable[[], object] = lamb
 
         facts, process = engine.submit(_provenance).result(), engine.submit(os.getpid).result()
         alone()  # warms up, and refuses what cannot be run
-        with served() as (url, server), opened(url, asked) as show:
+        with served() as (url, server), opened(url, asked) as page:
+            show = partial(shown, page)
             seen, told = partial(unseen, url, asked), partial(in_a_program, url, asked)
             for run in (seen, show):  # the first races of a server and of a page take longer
                 run()
             ways: dict[str, tuple[int, Callable[[], Rates]]] = {ALONE: (process, alone), UNSEEN: (server, seen)}
             ways |= {PROGRAM: (server, told), BROWSER: (server, show)}
-            found = in_turns({name: partial(settled, *way) for name, way in ways.items()}, repeats)
+            turns: dict[str, Callable[[], Measured]]
+            turns = {name: partial(settled, *way) for name, way in ways.items()}
+            token = page.evaluate(SHARE)
+
+            def watched() -> Measured:
+                with watching(f"{url}watched/{token}"):
+                    return settled(server, show)
+
+            found = in_turns({**turns, WATCHED: watched}, repeats)
     return {"command": command("tools.page"), **facts, "race": asdict(asked), "rows": speed_rows(found)}
 
 
 def measured(process: int, run: Callable[[], Rates]) -> Measured:
-    before = threads_of(process)
-    return run(), waiting(before, threads_of(process))
+    before, began = threads_of(process), time.perf_counter()
+    rates = run()
+    after, seconds = threads_of(process), time.perf_counter() - began
+    return rates, waiting(before, after), serving(before, after, seconds)
 
 
 def speed_rows(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
@@ -133,11 +149,12 @@ def speed_rows(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
 
     The rows called `both` also have `waiting`: the time that a thread of the engine waited for a core, on average, as a
     share of the time in which it ran or wanted to. Threads also wait for each other: the loss is this share if all of
-    them wait at the same time, and at most this share times the number of threads.
+    them wait at the same time, and at most this share times the number of threads. `serving` is how much of one core
+    all other threads of the process took.
     """
 
     def rates_of(way: str, lane: str) -> list[float]:
-        return [harmonic_mean(rates.values()) if lane == BOTH else rates[lane] for rates, _ in found[way]]
+        return [harmonic_mean(rates.values()) if lane == BOTH else rates[lane] for rates, *_ in found[way]]
 
     rows: list[Row] = []
     for way, turns in found.items():
@@ -146,7 +163,9 @@ def speed_rows(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
             row = {"way": way, "lane": lane, "runs": len(turns), "tokens_per_second": median(rates)}
             bases = {"ratio_to_alone": ALONE, "ratio_to_unseen": UNSEEN}
             rows.append(row | {name: ratio(rates, rates_of(base, lane)) for name, base in bases.items()})
-        rows[-1]["waiting"] = Spread.of([share for _, share in turns if share is not None], most=1.0)
+        for name, place in (("waiting", 1), ("serving", 2)):
+            shares: list[Any] = [turn[place] for turn in turns if turn[place] is not None]
+            rows[-1][name] = Spread.of(shares, most=1.0)
     return rows
 
 
@@ -162,10 +181,21 @@ def threads_of(process: int) -> Threads:
 
 def waiting(before: Threads, after: Threads) -> float | None:
     """The share of its time that a computing thread waited for a core, on average."""
-    none = (0, 0)
-    spent = [[now - then for now, then in zip(after[name], before.get(name, none), strict=True)] for name in after]
+    spent = _spent(before, after)
     most = max((ran for ran, _ in spent), default=0)
     return fmean(waited / (ran + waited) for ran, waited in spent if ran > most / 2) if most else None
+
+
+def serving(before: Threads, after: Threads, seconds: float) -> float | None:
+    """How much of a core all threads took that do not compute."""
+    ran = [ran for ran, _ in _spent(before, after)]
+    most = max(ran, default=0)
+    return sum(one for one in ran if one <= most / 2) / 1e9 / seconds if most else None
+
+
+def _spent(before: Threads, after: Threads) -> list[tuple[int, int]]:
+    earlier = {name: before.get(name, (0, 0)) for name in after}
+    return [(ran - earlier[name][0], waited - earlier[name][1]) for name, (ran, waited) in after.items()]
 
 
 @contextmanager
@@ -262,16 +292,67 @@ def headless() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
-    """The page in a headless browser on the same processor; calling the result runs the race in it, to its end."""
+def opened(url: str, asked: Asked) -> Iterator[Page]:
+    """The page in a headless browser on the same processor, ready to run the race."""
     with headless() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(START_SECONDS * 1000)
         page.goto(f"{url}?{urlencode(asdict(asked))}")
         page.get_by_text("Press Run to start.").wait_for()
         page.locator("[data-stage=ready]").wait_for()
-        yield lambda: {lane: float(rate) for lane, rate in page.evaluate(RACE, RACE_SECONDS * 1000).items()}
+        yield page
 
+
+def shown(page: Page) -> Rates:
+    """Run the race in an open page, to its end."""
+    return {lane: float(rate) for lane, rate in page.evaluate(RACE, RACE_SECONDS * 1000).items()}
+
+
+@contextmanager
+def watching(url: str) -> Iterator[None]:
+    """So many `WATCHERS` read the events of a page that shares, in a process of their own."""
+    with subprocess.Popen([sys.executable, "-c", FOLLOW, url, str(WATCHERS)], stdout=subprocess.PIPE) as followers:
+        assert followers.stdout is not None
+        try:
+            if not followers.stdout.readline():  # all of them are there
+                raise BadInput("So many cannot watch the page at once.")
+            yield
+        finally:
+            followers.terminate()
+
+
+FOLLOW = """
+import asyncio, sys
+import httpx
+
+async def follow(client, here):
+    async with client.stream("GET", sys.argv[1]) as events:
+        if events.is_error:
+            sys.exit(1)
+        here.release()
+        async for _ in events.aiter_raw():
+            pass
+
+async def main():
+    here = asyncio.Semaphore(0)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
+        tasks = [asyncio.create_task(follow(client, here)) for _ in range(int(sys.argv[2]))]
+        for _ in tasks:
+            await here.acquire()
+        print("here", flush=True)
+        await asyncio.gather(*tasks)
+
+asyncio.run(main())
+"""
+SHARE = """async () => {
+  specdemo.race.parts.watch.click();
+  const dialog = document.querySelector("dialog[open]");
+  dialog.querySelector("[data-part=share]").click();
+  for (let waited = 0; !specdemo.shares; waited++) await new Promise((done) => setTimeout(done, 50));
+  dialog.close();
+  return specdemo.shares.token;
+}"""
 
 # Waits for an event and asks nothing meanwhile: a waiting Playwright would keep the page busy.
 RACE = """(most) => new Promise((done, failed) => {

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,20 @@ from specdemo.racing.stats import Stats
 from specdemo.studies.tables import text_table
 from specdemo.types import BadInput
 from tools import page as bench_page
-from tools.page import ALONE, BOTH, BROWSER, COLUMNS, UNSEEN, Asked, in_a_program, measured, opened, speed_rows, unseen
+from tools.page import (
+    ALONE,
+    BOTH,
+    BROWSER,
+    COLUMNS,
+    UNSEEN,
+    Asked,
+    in_a_program,
+    measured,
+    opened,
+    shown,
+    speed_rows,
+    unseen,
+)
 
 from .scripted import Script
 
@@ -38,11 +52,17 @@ def test_every_way_reports_the_rates_of_the_race_and_one_that_does_not_end_is_to
         assert way(url, ASKED) == pytest.approx(rates(script))
 
     def show() -> None:
-        with opened(url, ASKED) as show:
+        with opened(url, ASKED) as page:
+            show = partial(shown, page)
             for pause in (0.0, bench_page.SETTLE_SECONDS):
                 time.sleep(pause)
                 assert show() == pytest.approx(rates(script), abs=0.05)
             assert len(script.races) == 4
+            token = page.evaluate(bench_page.SHARE)
+            with bench_page.watching(f"{url}watched/{token}"):
+                assert show() == pytest.approx(rates(script), abs=0.05)
+            with pytest.raises(BadInput, match="cannot watch"), bench_page.watching(f"{url}watched/{token}s"):
+                pass
             script.gate.clear()
             monkeypatch.setattr(bench_page, "RACE_SECONDS", 0.5)
             with pytest.raises(Error, match="did not end in time"):
@@ -56,7 +76,8 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     speeds = {ALONE: [(10, 20), (20, 40)], UNSEEN: [(19, 36), (9, 19)], BROWSER: [(9, 19), (19, 36)]}
     waits: dict[str, list[Any]] = {ALONE: [0.25, 0.5], UNSEEN: [None, None], BROWSER: [None, None]}
     turns = {way: [{PLAIN: float(one), SPECULATIVE: float(two)} for one, two in both] for way, both in speeds.items()}
-    rows = speed_rows({way: list(zip(turns[way], waits[way], strict=True)) for way in turns})
+    serves: dict[str, list[Any]] = {ALONE: [None, None], UNSEEN: [None, None], BROWSER: [0.01, 0.02]}
+    rows = speed_rows({way: list(zip(turns[way], waits[way], serves[way], strict=True)) for way in turns})
     assert [(row["way"], row["lane"]) for row in rows[-3:]] == [(BROWSER, lane) for lane in (PLAIN, SPECULATIVE, BOTH)]
     plain, _, both = rows[-3:]
     assert plain["tokens_per_second"] == 14.0
@@ -68,9 +89,10 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     assert both["ratio_to_alone"].mean == pytest.approx((first + second) / 2)
     assert both["waiting"] is None  # this kernel did not tell
     assert rows[2]["waiting"].mean == 0.375
+    assert rows[-1]["serving"].mean == 0.015
     told = text_table(rows, COLUMNS).splitlines()
     assert "0.925 (0.607 to 1.243)" in told[7]
-    assert told[3].endswith("0.375 (0.000 to 1.000)")
+    assert "0.375 (0.000 to 1.000)" in told[3]
 
 
 @pytest.mark.skipif(
@@ -90,8 +112,8 @@ def test_who_shares_a_core_waits_for_it() -> None:
         for process in spinning:
             process.kill()
             process.wait()
-    assert all(rates == {} for rates, _ in found)
-    share = min(share for _, share in found if share is not None)  # the others may want that core too, for a second
+    assert all(rates == {} for rates, *_ in found)
+    share = min(share for _, share, _ in found if share is not None)  # the others may want that core too, for a second
     assert 0.3 < share < 0.9  # a half, and more if others want that core too
 
 
@@ -100,6 +122,8 @@ def test_only_threads_that_computed_count_as_the_engines() -> None:
     after = {"worker": (1900, 600), "helper": (1800, 1000), "server": (1010, 1400), "client": (90, 900)}
     assert bench_page.waiting(before, after) == pytest.approx((100 / 1000 + 500 / 1300) / 2)
     assert bench_page.waiting({}, {}) is None
+    assert bench_page.serving(before, after, 1e-6) == pytest.approx((10 + 90) / 1000)
+    assert bench_page.serving({}, {}, 1.0) is None
 
 
 def test_a_missing_browser_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

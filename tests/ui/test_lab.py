@@ -562,7 +562,7 @@ def test_drafters_that_were_not_known_to_be_missing_are_left_out(visit: Visit, l
     page.get_by_role("tab", name="Lab").click()
     measure(page, "profile")
     asked = files(page, page.locator("#lab-profile"))[0]["asked"]
-    assert set(asked["drafters"]) == {"prompt-lookup", "lookahead"}
+    assert set(asked["drafters"]) == {"prompt-lookup", "suffix", "lookahead"}
     list(engine.follow("toy"))
 
 

@@ -150,7 +150,7 @@ def test_the_command_tells_the_bill_then_the_answer(tmp_path: Path, command: Com
     assert status == 0, err
     found = json.loads(out)
     assert found["answer"] in ANSWERS
-    assert {row["drafter"] for row in found["trials"]} == {"prompt-lookup", "lookahead"}
+    assert {row["drafter"] for row in found["trials"]} == {"prompt-lookup", "lookahead", "suffix"}
     assert found["texts"]["same"] == found["texts"]["compared"] > 0
     assert "nothing to download" in err
     assert ANSWERS[found["answer"]] in html.read_text(encoding="utf-8")

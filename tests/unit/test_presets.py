@@ -97,7 +97,7 @@ def test_prompts_that_speed_is_measured_on_are_used_for_nothing_else() -> None:
     held_out = {p.prompt for name in ("heldout", "plays-heldout") for p in read_prompts(HELD_OUT.with_stem(name))}
     shown = {text for group in load_prompts().values() for text in group}
     others = [path for path in HELD_OUT.parent.glob("*.jsonl") if "heldout" not in path.name]
-    assert len(others) == 4
+    assert len(others) == 6
     assert held_out.isdisjoint(shown.union(*({prompt.prompt for prompt in read_prompts(path)} for path in others)))
 
 
