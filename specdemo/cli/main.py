@@ -172,7 +172,7 @@ def race_(
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = "preset head drafter k tree lane readers why dtype device eager isolated again"
+        ours = "preset head drafter k tree lane readers why dtype device eager isolated again schema grammar"
         if given := [_option(name) for name in ours.split() if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:
