@@ -39,6 +39,7 @@ from .options import (
     lanes_table,
     moved,
     printable,
+    say,
     with_options,
 )
 
@@ -135,7 +136,7 @@ def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: A
                     style = STYLES[kinds[position]] if position < len(kinds) else {}
                     typer.echo(typer.style(printable(span), **style), nl=False)
                 sys.stdout.flush()
-        outcome = summary.report(loaded, prompt_ids, events)
+        outcome = summary.report(loaded, prompt_ids, events, asked.settings.grammar)
         if json_:
             typer.echo(json.dumps(outcome, ensure_ascii=False))
             return
@@ -143,6 +144,7 @@ def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: A
         legend = " ".join(typer.style(kind.value, **style) for kind, style in STYLES.items())
         typer.echo(f"\n{legend}", err=True)
         typer.echo(f"{figures(outcome['stats'])}; ended by {outcome['finish_reason']}", err=True)
+        say(filter(None, [summary.cut_short(outcome)]))
 
 
 @app.command("race")

@@ -103,12 +103,13 @@ class Constraint:
             BadInput: none, or the grammar became too complex for the library.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        known = np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little")[:vocab_size]
-        allowed = np.pad(known, (0, vocab_size - len(known))).astype(bool)  # padding entries are no tokens
+        allowed = np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").view(bool)[:vocab_size]
         if self._matcher.is_error():
             raise BadInput(f"The grammar cannot be followed any further: {_first_line(self._matcher.get_error())}.")
         if not allowed.any():
             raise BadInput("No token of this model can continue the text as the grammar wants it.")
+        if len(allowed) < vocab_size:  # the rest is padding
+            allowed = np.pad(allowed, (0, vocab_size - len(allowed)))
         return torch.from_numpy(allowed)
 
     def forced(self) -> list[int]:
@@ -134,7 +135,7 @@ class Constraint:
             allowed = self.allowed(logits.shape[-1])
         else:
             allowed = self.allowed(self._tokenizer.vocab_size)[token_ids]
-        return logits.masked_fill(~allowed, -torch.inf)
+        return torch.where(allowed, logits, -torch.inf)
 
     def masked(self, logits: Tensor, draft: Draft) -> Tensor:
         """The logits of a pass over a draft [k + 1, V], minus infinity for what is forbidden after each row.
@@ -150,7 +151,7 @@ class Constraint:
         vocab_size = logits.shape[-1]
         every = torch.ones(vocab_size, dtype=torch.bool)
         allowed = torch.stack([each.allowed(vocab_size) if each else every for each in after])
-        return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+        return torch.where(allowed.to(logits.device), logits, -torch.inf)
 
 
 def _first_line(error: object) -> str:
