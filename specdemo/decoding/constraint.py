@@ -4,9 +4,10 @@ The target's logits of forbidden tokens become minus infinity, before temperatur
 target. A text with a drafter is the masked target's own by the same rules as any text. The mask of a drafted token is
 that of the text with the drafted tokens before it, so a forbidden guess has p = 0 and is rejected.
 
-Often only one text can follow, such as `", "age": ` after a name. It is *forced*, and drafted for nothing. Other tokens
-may spell the same text, so that a forced token need not be certain: it is a guess like any other, which the target
-tests.
+Often only one text can follow, such as `, "age": ` after a name. It is *forced*, and drafted for nothing. Several
+tokens may spell it, of which the library allows those that the tokenizer would write, so these have p = 1. Only at the
+end of a forced text, where the last token may reach into what follows, several are allowed; what is drafted there is a
+guess like any other.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class ForcedFirst(ModelDrafter):
     """Drafts the tokens that only one text can satisfy, up to K; where there are none, another drafter drafts.
 
     A draft is wholly forced or wholly the other drafter's: most drafters cannot go on after tokens that the target has
-    not read. Forced tokens are chosen, not drawn (q = 1), and a forced draft is a chain where trees are asked for too.
+    not read. Forced tokens are chosen, not drawn (q = 1); nearly all have p = 1, see `decoding.constraint`. A forced
+    draft is a chain where trees are asked for too.
     K = auto learns about forced drafts by their own name.
     """
 

@@ -130,7 +130,8 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event], g
         text.read(event)
     found = report_of(text.text, events, Stats.of(events))
     if grammar:
-        constraint, token_ids = loaded.constraint(grammar), found["token_ids"]
+        constraint = loaded.constraint(grammar)
+        token_ids = [token for token in found["token_ids"] if token not in loaded.eos_ids]
         found["satisfied"] = constraint.advance(token_ids) == len(token_ids) and constraint.finished
     return found
 
