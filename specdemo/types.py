@@ -18,10 +18,11 @@ AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOP_STRINGS = 8
+MAX_GRAMMAR = 100_000  # characters
 FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 MATCH, REJECTION = "match", "rejection"
 RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
-KINDS = {bool: "switch", int: "whole", float: "number", str: "choice", tuple: "texts"}  # of a `Field`, by its value
+KINDS = {bool: "switch", int: "whole", float: "number", str: "text", tuple: "texts"}  # of a `Field`, by its value
 OF_SERVERS = "address", "key"  # kinds of a `Field`
 FORM, COMMAND = "form", "command"  # `Field.only`
 
@@ -273,6 +274,7 @@ def setting(
 ) -> Any:
     """A field of a dataclass that is a `Field` of the same name; `default` tells its kind."""
     kind, label = KINDS[type(default)], label or said.capitalize()
+    kind = "choice" if kind == "text" and "choices" in more else kind
     one = Field("", label, kind, default, low, high, said=said, help=help, **more)
     return field(default=default, metadata={"field": one})
 
@@ -307,6 +309,10 @@ class Settings:
         *(0, "ahead", 0, MAX_AHEAD, "Draft ahead for this many outcomes at each place of the draft; 0 is off."),
         label="Draft ahead (0 is off)",
     )
+    grammar: str = setting(
+        *("", "The grammar", 0, MAX_GRAMMAR, "A JSON schema or a grammar in Lark's format that the text must satisfy."),
+        label="JSON schema or grammar",
+    )
 
     def __post_init__(self) -> None:
         for name, one in SETTINGS.items():
@@ -320,6 +326,8 @@ class Settings:
             raise BadInput("A stop string cannot be empty.")
         if not all(is_text(text) for text in self.stop):
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
+        if not is_text(self.grammar):
+            raise BadInput("The grammar holds half of a character (a lone surrogate), which is not text.")
 
 
 SETTINGS: dict[str, Field] = {each.name: replace(each.metadata["field"], name=each.name) for each in fields(Settings)}

@@ -42,6 +42,7 @@ from .options import (
     memory_file,
     moved,
     printable,
+    say,
     with_options,
 )
 
@@ -145,7 +146,7 @@ def generate(
                     style = STYLES[kinds[position]] if position < len(kinds) else {}
                     typer.echo(typer.style(printable(span), **style), nl=False)
                 sys.stdout.flush()
-        outcome = summary.report(loaded, prompt_ids, events)
+        outcome = summary.report(loaded, prompt_ids, events, asked.settings.grammar)
         if kept:
             kept.add(loaded, outcome["token_ids"])
         if json_:
@@ -155,6 +156,7 @@ def generate(
         legend = " ".join(typer.style(kind.value, **style) for kind, style in STYLES.items())
         typer.echo(f"\n{legend}", err=True)
         typer.echo(f"{figures(outcome['stats'])}; ended by {outcome['finish_reason']}", err=True)
+        say(filter(None, [summary.cut_short(outcome)]))
 
 
 @app.command("race")
@@ -185,7 +187,7 @@ def race_(
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = "preset head drafter k tree lane readers memory why dtype device eager isolated again"
+        ours = "preset head drafter k tree lane readers memory why dtype device eager isolated again schema grammar"
         if given := [_option(name) for name in ours.split() if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import unicodedata
@@ -23,7 +24,7 @@ from ..racing.memory import MemoryFile
 from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
 from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
 from ..system.imports import import_quickly
-from ..types import SETTINGS, BadInput, Field, Settings, read_k
+from ..types import SETTINGS, BadInput, Field, Settings, read_k, reason
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -72,6 +73,8 @@ Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
     bool | None, Option("--tree/--chain", help=f"{SETTINGS['tree'].help} By default as the preset has it.")
 ]
+GrammarFile = Annotated[Path | None, Option(help="A file with a grammar in Lark's format that the text must satisfy.")]
+SchemaFile = Annotated[Path | None, Option(help="A file with a JSON schema that the text must satisfy.")]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
 JsonFile = Annotated[Path | None, Option("--json", help="Also write everything to this file.")]
@@ -216,8 +219,8 @@ class Models:
         loaded = load(preset, self.dtype, self.device, tell, eager)
         if terminal:
             typer.echo("\r\x1b[K", err=True, nl=False)
-        for reason in loaded.missing_heads.values():
-            typer.echo(f"The preset {preset.name} goes on without a head: {reason}.", err=True)
+        for why in loaded.missing_heads.values():
+            typer.echo(f"The preset {preset.name} goes on without a head: {why}.", err=True)
         try:
             yield loaded
         finally:
@@ -236,8 +239,9 @@ class ModelsOrEager(Models):
             yield loaded
 
 
+SPECIAL = {"k": AnyK, "tree": TreeIfAsked, "grammar": GrammarFile}
 OPTIONS: list[tuple[str, Any, Any]] = [  # of the settings: names, types and defaults
-    (name, {"k": AnyK, "tree": TreeIfAsked}.get(name, Annotated[kind, Option(help=SETTINGS[name].help)]), default)
+    (name, SPECIAL.get(name, Annotated[kind, Option(help=SETTINGS[name].help)]), None if name == "grammar" else default)
     for name, (kind, default) in parameters().items()
 ]
 Decoded = make_dataclass("Decoded", [("drafter", Drafter, None), *OPTIONS], frozen=True, kw_only=True)
@@ -250,6 +254,7 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
     raw: Annotated[
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
     ] = None
+    schema: SchemaFile = None
 
     def request(
         self, prompt: str, preset: Preset, lane_names: Sequence[str] | None = None, readers: int = 1
@@ -269,6 +274,7 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
             more = tuple(rest)
         asked = preset.defaults.filled_in(given)
         drafter, raw, stop = asked.pop("drafter"), asked.pop("raw"), tuple(asked.pop("stop") or ())
+        asked["grammar"] = read_grammar(asked.pop("schema"), asked.pop("grammar"))
         settings = Settings(**asked, stop=stop)
         return with_readers(Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more), readers)
 
@@ -298,6 +304,35 @@ def read_prompt(prompt: str) -> str:
         return sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
         raise BadInput(f"The prompt on stdin is not text in {error.encoding}.") from error
+
+
+def read_grammar(schema: Path | None, grammar: Path | None) -> str:
+    """The text of the file that constrains the text; "" if there is none.
+
+    Raises:
+        BadInput: there are two, it cannot be read or is empty, or the schema is not a JSON object.
+    """
+    if schema is not None and grammar is not None:
+        raise BadInput("A text has one constraint: give --schema or --grammar.")
+    path = schema or grammar
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {reason(error)}.") from error
+    if not text.strip():
+        raise BadInput(f"{path} is empty.")
+    if schema is not None:
+        try:
+            good = isinstance(json.loads(text), dict)
+        except ValueError as error:
+            raise BadInput(f"{path} is not JSON: {reason(error)}.") from error
+        if not good:
+            raise BadInput(f"{path} is not a JSON schema, which is an object.")
+    elif text.lstrip().startswith("{"):
+        raise BadInput(f"{path} holds a JSON object: give a JSON schema with --schema.")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,9 +110,10 @@ class Decoding:
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]
             drafter.reset(prompt_ids)
-            verdict = rule.verify(logits, Draft(), len(prompt_ids))
+            verdict = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids))
             emitted, reason = _emit(verdict, [], settings, self.eos_ids, self.stop)
             ids = [*prompt_ids, emitted[0].id]
+            rule.advance(ids[-1:])
             yield Prefilled(len(prompt_ids), emitted[0], self._clock() - began, settings.seed)
 
             index, last = 0, None
@@ -131,12 +132,13 @@ class Decoding:
                 logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
 
                 # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
-                verdict = rule.verify(logits, draft, len(ids))
+                verdict = rule.verify(rule.masked(logits, draft), draft, len(ids))
                 verified_at = self._clock()
 
                 # Keep: the path and that token are added to the text, the pending token and the path to the cache.
                 emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, self.eos_ids, self.stop)
                 ids += [token.id for token in emitted]
+                rule.advance(ids[-len(emitted) :])
                 runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
                 drafter.observe(verdict)
                 tested = _outcomes(verdict, len(emitted))

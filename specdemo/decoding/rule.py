@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..engines.runner import Runner, captured_by
 from ..types import Draft, Settings, Verdict
+from .constraint import Constraint
 from .sampling import certainty, largest, probabilities
 
 OVERFLOWED = "{} gave logits that are not finite numbers: choose another dtype, such as float32, or {}."
@@ -60,6 +61,7 @@ class Rule:
     name: ClassVar[str]
     needs_draft_probs: ClassVar[bool] = False
     last_round: LastRound | None = None
+    constraint: Constraint | None = None  # what a grammar allows after the text, if the run has one
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -76,6 +78,18 @@ class Rule:
         serves all rules of it."""
         settings = self.settings
         return (type(self), settings.temperature, settings.top_k, settings.top_p)
+
+    def masked(self, logits: Tensor, draft: Draft) -> Tensor:
+        """The target's logits after each row of a pass [k + 1, V], for `verify`: minus infinity for what is forbidden.
+
+        The mask comes before temperature, top-k and top-p, and so before p is known: both rules test against it.
+        """
+        return logits if self.constraint is None else self.constraint.masked(logits, draft)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The text has grown by these tokens."""
+        if self.constraint is not None:
+            self.constraint.advance(token_ids)
 
     def draft_numbers(self, positions: Iterable[int]) -> Tensor | None:
         """The random numbers with which tokens are drafted for these positions of the text, one each, on the host; None

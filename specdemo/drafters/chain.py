@@ -45,6 +45,10 @@ def draw_chain(
 
     A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and their
     logits [1, V']. The other tokens have probability 0.
+
+    Where a grammar constrains the text, guesses are drawn among what it allows. The draft ends where the drafter has
+    no such token. `Draft.probs` are then masked too: they are what the tokens were drawn from. Since the mask depends
+    on the tokens before it only, so does where the draft ends, and the text keeps its distribution.
     """
     numbers = rule.draft_numbers(range(position, position + k))
     drawn = yield from draws(next_logits, k, rule, numbers, token_ids, vocab_size, stop_below, begun, all_pass)
@@ -66,15 +70,24 @@ def draws(
     """The tokens of `draw_chain`, drawn with these numbers (`Rule.draft_numbers`)."""
     drawn = [*begun]
     tokens = [token.column for token in begun]
+    following = rule.constraint.fork() if rule.constraint else None
+    if following:
+        following.advance([int(token) for token in tokens])
     for i in range(len(begun), k):
         logits = (yield from answered(next_logits(tokens)))[-1:]
         if token_ids is None and vocab_size:
             logits = fitted(logits, vocab_size)
+        if following and logits.is_cpu:  # on a GPU this would mean waiting for each token
+            logits = following.among(logits, token_ids)
+            if bool((logits == -torch.inf).all()):
+                break
         if numbers is not None:
             numbers = to_device(numbers, logits.device)
         drawn.append(rule.draw(logits, None if numbers is None else numbers[i : i + 1], token_ids))
         column = drawn[-1].column
         tokens.append(column if token_ids is None else token_ids[column])
+        if following and logits.is_cpu:
+            following.advance([int(tokens[-1])])
         if stop_below and logits.is_cpu:
             all_pass *= rule.confidence(logits, drawn[-1])
             if all_pass < stop_below:
@@ -119,6 +132,8 @@ class CapturedChains:
 
 def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None, vocab_size: int = 0) -> Draft:
     """The draft of tokens that were drawn one after another."""
+    if not drawn:
+        return Draft()
     columns, q = torch.cat([token.column for token in drawn]), torch.cat([token.q for token in drawn])
     tokens = columns if token_ids is None else token_ids[columns]
     probs = [token.probs for token in drawn if token.probs is not None]  # [1, V or V'] each, none if chosen

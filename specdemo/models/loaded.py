@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..decoding import sampling
+from ..decoding.constraint import Constraint, tokenizer_of
 from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
 from ..drafters.names import DRAFTERS
@@ -89,6 +90,7 @@ class Loaded:
     token_bytes: Mapping[str, int]
     bytes_per_pass: int
     costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
+    _grammar_tokenizer: Any = None  # made for the first run with a grammar
 
     @property
     def model(self) -> PreTrainedModel:
@@ -141,6 +143,16 @@ class Loaded:
             BadInput: the prompt is blank or cannot be encoded, or the chat template fails.
         """
         return chat.encode(self.tokenizer, prompt, raw, self.preset.chat_template_kwargs, self.rows)
+
+    def constraint(self, grammar: str) -> Constraint:
+        """What a JSON schema or a grammar allows in a text of the target.
+
+        Raises:
+            BadInput: see `constraint.tokenizer_of` and `Constraint.of`.
+        """
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = tokenizer_of(self.tokenizer, self.rows, self.eos_ids)
+        return Constraint.of(grammar, self._grammar_tokenizer)
 
     def environment(self) -> dict[str, Any]:
         """The hardware, number type and versions that figures depend on."""

@@ -17,6 +17,7 @@ from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
 from ..decoding.loop import Decoding, check_room, rule_for
 from ..decoding.rule import Rule
 from ..drafters.ahead import DraftingAhead
+from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..engines.runner import check_branches
 from ..models.loaded import Loaded
@@ -63,6 +64,8 @@ def check_rule(drafter: str, settings: Settings) -> None:
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
     if settings.ahead and drafter != "none":
+        if settings.grammar:
+            raise BadInput("Drafts ahead of a grammar are not possible: leave out the one or the other.")
         if not DRAFTERS[drafter].drafts_ahead:
             able = ", ".join(name for name, entry in DRAFTERS.items() if entry.drafts_ahead)
             raise BadInput(f"The drafter {drafter} cannot draft ahead. Those that can: {able}.")
@@ -122,12 +125,15 @@ def decoding_of(
     ks = repeat((0, False)) if drafter == "none" else ks
     branching = rule.settings.tree and drafter != "none"
     nodes = MAX_NODES if branching else 0  # room for branches that are not kept
+    rule.constraint = loaded.constraint(rule.settings.grammar) if rule.settings.grammar else None
     runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens + nodes)
     if branching:
         check_branches(runner)
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
     if rule.settings.ahead and drafter != "none":
         proposing = DraftingAhead.over(proposing, runner, rule)
+    if rule.constraint and drafter != "none":
+        proposing = ForcedFirst(rule.constraint, proposing)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
     return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
 
@@ -137,7 +143,9 @@ def costs_of(loaded: Loaded, settings: Settings, readers: int = 1) -> CostModel 
 
     For K = auto it is made at the first call, from a measurement of passes that takes a part of a second.
     """
-    kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1, readers)
+    kind: tuple[int, ...] = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1, readers)
+    if settings.grammar:  # other guesses pass there
+        kind = (*kind, True)
     if settings.k == AUTO and kind not in loaded.costs:
         tell("measuring the cost of a pass")
         runner = loaded.target_runner((MAX_K + 1) * readers + 1)

@@ -14,7 +14,7 @@ from ..decoding import noise
 from ..decoding.events import Event
 from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
-from ..types import Settings
+from ..types import FinishReason, Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import weight_bytes
@@ -77,8 +77,10 @@ def _outcome(
             judged = SPECULATIVE if pairs else lane
             verdicts[judged] = replace(verdicts[judged], sentence=f"{verdicts[judged].sentence} {doubt}")
             doubts.setdefault(asked.drafter, doubt)
-    reports = {lane: report(loaded, prompts[lane], events) for lane, events in found.events.items()}
-    return replace(found, verdicts=verdicts, sentence=" ".join([found.sentence, *doubts.values()]), reports=reports)
+    reports = {lane: report(loaded, prompts[lane], events, settings.grammar) for lane, events in found.events.items()}
+    cut = dict.fromkeys(filter(None, map(cut_short, reports.values())))
+    sentence = " ".join([found.sentence, *doubts.values(), *cut])
+    return replace(found, verdicts=verdicts, sentence=sentence, reports=reports)
 
 
 def measured(environment: dict[str, Any]) -> dict[str, Any]:
@@ -119,12 +121,29 @@ def head_doubt(kind: str, name: str, drafts: int, passed: int) -> str | None:
     )
 
 
-def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> dict[str, Any]:
-    """What came of one lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
+def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event], grammar: str = "") -> dict[str, Any]:
+    """What came of one lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`.
+
+    With a `grammar` also `satisfied`: whether the text is complete, or ended before it could be.
+    """
     text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
     for event in events:
         text.read(event)
-    return report_of(text.text, events, Stats.of(events))
+    found = report_of(text.text, events, Stats.of(events))
+    if grammar:
+        constraint = loaded.constraint(grammar)
+        token_ids = [token for token in found["token_ids"] if token not in loaded.eos_ids]
+        found["satisfied"] = constraint.advance(token_ids) == len(token_ids) and constraint.finished
+    return found
+
+
+def cut_short(report: Mapping[str, Any]) -> str:
+    """A sentence if a text ended in the middle of what its grammar asks for, else ""."""
+    if report.get("satisfied", True) or report["finish_reason"] not in (FinishReason.LENGTH, FinishReason.STOP):
+        return ""
+    by_limit = report["finish_reason"] == FinishReason.LENGTH
+    why = f"{len(report['token_ids'])} new tokens were too few" if by_limit else "a stop string ended it"
+    return f"The text does not satisfy the schema or grammar, because it ends in the middle: {why}."
 
 
 def trace_header(loaded: Loaded, asked: Request) -> dict[str, Any]:

@@ -24,6 +24,7 @@ MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 # A box stands for K = auto, and another one for the rule.
 ASKED = [name for name in SETTINGS if name != "rule"]
 FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES), AT_ONCE.name
+NUMBERS = "whole", "number"  # kinds of fields
 NO_LANE = ""
 LANE_CHOICES = [("No lane", NO_LANE), *(choice for choice in drafters() if choice[1] != "none")]  # of one more lane
 CHAT, RAW = "chat", "raw"
@@ -138,8 +139,9 @@ def _add_settings(
             elem_id="order",
         )
         with gr.Row():
-            form |= {name: _number(name) for name in ASKED if name not in form and name != "stop"}
+            form |= {name: _number(name) for name in ASKED if name not in form and SETTINGS[name].kind in NUMBERS}
         form["stop"] = gr.Textbox("", label="Stop strings, one per line", lines=2, max_lines=4, elem_id="stop-strings")
+        form["grammar"] = gr.Textbox("", label=SETTINGS["grammar"].label, lines=2, max_lines=8, elem_id="grammar")
 
 
 def _number(name: str, value: float | None = None, control: Callable[..., Any] = gr.Number, **more: Any) -> Any:

@@ -1,0 +1,160 @@
+"""What a JSON schema or a grammar allows next. The library llguidance follows the text; this wraps it.
+
+The target's logits of forbidden tokens become minus infinity, before temperature, top-k and top-p: that is the *masked*
+target. A text with a drafter is the masked target's own by the same rules as any text. The mask of a drafted token is
+that of the text with the drafted tokens before it, so a forbidden guess has p = 0 and is rejected.
+
+Often only one text can follow, such as `, "age": ` after a name. It is *forced*, and drafted for nothing. Several
+tokens may spell it, of which the library allows those that the tokenizer would write, so these have p = 1. Only at the
+end of a forced text, where the last token may reach into what follows, several are allowed; what is drafted there is a
+guess like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..types import BadInput, Draft, parents_or_chain
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MISSING = "Schemas and grammars need the package llguidance, which is not installed: pip install llguidance."
+# JSON is written on one line, as Python's `json.dumps` does. If spaces and line breaks were free, little would be
+# forced. A schema with `x-guidance` can say otherwise.
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def tokenizer_of(tokenizer: Any, rows: int, eos_ids: frozenset[int]) -> LLTokenizer:
+    """A tokenizer of transformers as the library reads it, which takes a second.
+
+    Args:
+        rows: how many token ids the target can read.
+        eos_ids: the tokens that end a text.
+    Raises:
+        BadInput: the library is missing or cannot read it, or no token ends a text.
+    """
+    try:
+        from llguidance.hf import from_tokenizer
+    except ImportError as error:
+        raise BadInput(MISSING) from error
+    if not eos_ids:
+        raise BadInput("This model has no token that ends a text, so its text cannot end where a grammar does.")
+    try:
+        return from_tokenizer(tokenizer, max(rows, len(tokenizer)), sorted(eos_ids))
+    except ValueError as error:
+        raise BadInput(f"The tokenizer of this model cannot follow a grammar: {_first_line(error)}.") from error
+
+
+class Constraint:
+    """What a grammar allows after a text that grows."""
+
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        self._matcher, self._tokenizer = matcher, tokenizer
+
+    @classmethod
+    def of(cls, grammar: str, tokenizer: LLTokenizer) -> Constraint:
+        """The constraint of an empty text.
+
+        Args:
+            grammar: a JSON schema, which is an object, or a grammar in Lark's format.
+        Raises:
+            BadInput: it is neither, or says something that the library does not know.
+        """
+        from llguidance import LLMatcher
+
+        is_schema = grammar.lstrip().startswith("{")
+        what = "JSON schema" if is_schema else "grammar"
+        try:
+            compiled = (
+                LLMatcher.grammar_from_json_schema(json.loads(grammar), defaults=ONE_LINE)  # type: ignore[arg-type]
+                if is_schema
+                else LLMatcher.grammar_from_lark(grammar)
+            )
+        except ValueError as error:
+            raise BadInput(f"The {what} cannot be read: {_first_line(error)}.") from error
+        matcher = LLMatcher(tokenizer, compiled, log_level=0)
+        if matcher.is_error():
+            raise BadInput(f"The {what} cannot be used: {_first_line(matcher.get_error())}.")
+        return cls(matcher, tokenizer)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text may end here."""
+        return self._matcher.is_accepting()
+
+    def fork(self) -> Constraint:
+        """An independent copy."""
+        return Constraint(self._matcher.deep_copy(), self._tokenizer)
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        """Add tokens to the text, up to the first that is forbidden. Returns how many were added."""
+        return self._matcher.try_consume_tokens(list(token_ids))
+
+    def allowed(self, vocab_size: int) -> Tensor:
+        """Which tokens may follow the text, bool [V]. Those that end it are among them where it is `finished`.
+
+        Raises:
+            BadInput: none, or the grammar became too complex for the library.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").view(bool)[:vocab_size]
+        if self._matcher.is_error():
+            raise BadInput(f"The grammar cannot be followed any further: {_first_line(self._matcher.get_error())}.")
+        if not allowed.any():
+            raise BadInput("No token of this model can continue the text as the grammar wants it.")
+        if len(allowed) < vocab_size:  # the rest is padding
+            allowed = np.pad(allowed, (0, vocab_size - len(allowed)))
+        return torch.from_numpy(allowed)
+
+    def forced(self) -> list[int]:
+        """The tokens of the only text that can follow, as the tokenizer writes it; empty if several texts can.
+
+        If the text has to end after it, a token that ends it comes last.
+        """
+        following, token_ids = self.fork(), list[int]()
+        if text := self._matcher.compute_ff_bytes():
+            token_ids = self._tokenizer.tokenize_bytes(text)
+            token_ids = token_ids[: following.advance(token_ids)]
+        if following._matcher.is_stopped() and following.finished:
+            token_ids.append(self._tokenizer.eos_tokens[0])
+        return token_ids
+
+    def among(self, logits: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """A drafter's logits of what follows the text [1, V], minus infinity for what is forbidden.
+
+        Args:
+            token_ids: the target's tokens that the columns stand for, int64 [V]; None if they are all of them.
+        """
+        if token_ids is None:
+            allowed = self.allowed(logits.shape[-1])
+        else:
+            allowed = self.allowed(self._tokenizer.vocab_size)[token_ids]
+        return torch.where(allowed, logits, -torch.inf)
+
+    def masked(self, logits: Tensor, draft: Draft) -> Tensor:
+        """The logits of a pass over a draft [k + 1, V], minus infinity for what is forbidden after each row.
+
+        After a forbidden guess nothing is tested, and nothing is masked.
+        """
+        token_ids = draft.token_ids.tolist() if isinstance(draft.token_ids, Tensor) else draft.token_ids
+        after: list[Constraint | None] = [self]
+        for token, parent in zip(token_ids, parents_or_chain(draft.parents, len(token_ids)), strict=True):
+            before = after[parent + 1]
+            following = before.fork() if before else None
+            after.append(following if following and following.advance([token]) else None)
+        vocab_size = logits.shape[-1]
+        every = torch.ones(vocab_size, dtype=torch.bool)
+        allowed = torch.stack([each.allowed(vocab_size) if each else every for each in after])
+        return torch.where(allowed.to(logits.device), logits, -torch.inf)
+
+
+def _first_line(error: object) -> str:
+    """What the library says of a failure, as a sentence can quote it."""
+    return " ".join(str(error).split("\n")[0].split()).rstrip(".:")
