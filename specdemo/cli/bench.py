@@ -19,6 +19,7 @@ from ..studies.prompts import read_prompts, some
 from ..studies.study import PROMPT_FILES
 from ..system.imports import import_quickly
 from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, one_of, read_k
+from .models import Models
 from .options import (
     Device,
     Drafters,
@@ -26,7 +27,6 @@ from .options import (
     JsonFile,
     Ks,
     MaxNewTokens,
-    Models,
     PromptFile,
     Repeats,
     Temperatures,

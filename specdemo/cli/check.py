@@ -12,7 +12,8 @@ from tqdm import tqdm
 from typer import Option
 
 from ..types import Field
-from .options import BASELINE_KEY, SERVER_KEY, AsJson, Drafters, Models, check_writable, say, show, with_options
+from .models import Models
+from .options import BASELINE_KEY, SERVER_KEY, AsJson, Drafters, check_writable, say, show, with_options
 
 
 @with_options

@@ -11,12 +11,12 @@ import typer
 from typer import Option
 
 from ..types import BadInput
+from .models import ModelsOrEager
 from .options import (
     AnyK,
     AsJson,
     Drafter,
     MaxNewTokens,
-    ModelsOrEager,
     check_writable,
     numbers,
     say,

@@ -10,7 +10,8 @@ from typer import Option
 
 from ..models.presets import DEFAULT_PRESET, find_preset
 from ..types import BadInput
-from .options import Models, PresetName
+from .models import Models
+from .options import PresetName
 
 Kind = Annotated[str, Option(help="The kind of head: eagle, block or medusa.")]
 

@@ -21,6 +21,7 @@ from ..studies.lab import STUDIES
 from ..studies.prompts import read_prompts, readable
 from ..studies.study import PROMPT_FILES, Study, settings_in
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
+from .models import Models, ModelsOrEager
 from .options import (
     SERVER_KEY,
     AsJson,
@@ -29,8 +30,6 @@ from .options import (
     Files,
     Ks,
     MaxNewTokens,
-    Models,
-    ModelsOrEager,
     PromptFile,
     Temperatures,
     Tree,

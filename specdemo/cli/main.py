@@ -27,6 +27,7 @@ from .check import check
 from .doctor import doctor
 from .export import export
 from .lab import app as lab_app
+from .models import ModelsOrEager
 from .options import (
     FIGURES,
     AsJson,
@@ -35,7 +36,6 @@ from .options import (
     DType,
     LaneNames,
     MemoryPath,
-    ModelsOrEager,
     ReaderCount,
     check_writable,
     lanes_table,

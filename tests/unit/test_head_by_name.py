@@ -159,7 +159,7 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
         with pytest.raises(BadInput, match=r"cannot be used here: its eagle head .* lacks the tensor"):
             tokens_of(loaded, drafter, 0.0)
     loaded.release()
-    monkeypatch.setattr("specdemo.cli.options.find_preset", lambda name: preset)
+    monkeypatch.setattr("specdemo.cli.models.find_preset", lambda name: preset)
     status, _, told = command("generate", "--preset", "mine", "--prompt", "the cat", "--raw", "--max-new-tokens", "3")
     assert status == 0, told
     assert f"The preset mine goes on without a head: {lacking}." in told
@@ -173,7 +173,7 @@ def test_trees_of_a_preset_are_a_default_and_no_condition(
 ) -> None:
     defaults = 'defaults.drafter = "eagle"', "defaults.k = 6", "defaults.tree = true"
     preset = preset_in(tmp_path, target, 'heads.eagle.path = "eagle"', *defaults)
-    monkeypatch.setattr("specdemo.cli.options.find_preset", lambda name: preset)
+    monkeypatch.setattr("specdemo.cli.models.find_preset", lambda name: preset)
     out = tmp_path / "race.jsonl"
 
     def trees(*more: str) -> tuple[bool, bool, str]:
