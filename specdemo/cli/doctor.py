@@ -26,7 +26,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..studies.doctor import Writer
+    from ..studies.writers import Writer
 
 
 @with_options
@@ -89,7 +89,7 @@ def _counts(text: str, what: str) -> list[int]:
 
 @contextmanager
 def _servers(server: str, baseline: str | None) -> Iterator[tuple[Writer, Writer | None]]:
-    from ..studies.doctor import ServerWriter
+    from ..studies.writers import ServerWriter
     from .servers import pair_connected
 
     with pair_connected(server, baseline) as (mine, theirs):
@@ -99,7 +99,7 @@ def _servers(server: str, baseline: str | None) -> Iterator[tuple[Writer, Writer
 @contextmanager
 def _of_preset(models: ModelsOrEager, drafter: str | None, k: Any) -> Iterator[tuple[Writer, Writer | None]]:
     with models.loaded() as loaded:
-        from ..studies.doctor import PresetWriter
+        from ..studies.writers import PresetWriter
 
         usual = loaded.preset.defaults
         mine = PresetWriter(loaded, drafter or usual.drafter, usual.k if k is None else k)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from ..models import loaded as models
     from ..models.loaded import Loaded
     from ..servers import dialects
-    from . import doctor
+    from . import doctor, writers
 else:
     models = Later("specdemo.models.loaded")
     doctor = Later("specdemo.studies.doctor")
+    writers = Later("specdemo.studies.writers")
     dialects = Later("specdemo.servers.dialects")
 
 TEXT, LANGUAGE, TEMPERATURE, CONTEXT = "kind of text", "language", "temperature", "context"
@@ -85,7 +86,7 @@ class Causes(Study):
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.written: dict[tuple[str, str], dict[str, doctor.Written]] = {}
+        self.written: dict[tuple[str, str], dict[str, writers.Written]] = {}
         self.conditions = [*self._conditions()]
         self.steps = sum(len(condition.prompts) for condition in self.conditions)
 
@@ -131,10 +132,10 @@ class Causes(Study):
                     self.steps -= len(condition.prompts)
                     self.left_out += f"{condition.cause.capitalize()}, {condition.name}: {error} "
 
-    def _writer(self, condition: Condition, opened: ExitStack) -> doctor.Writer:
+    def _writer(self, condition: Condition, opened: ExitStack) -> writers.Writer:
         if address := self.asked.get("server"):
             key = self.asked.get("server_key")
-            return doctor.ServerWriter(opened.enter_context(dialects.connected(Address.read(address), key)))
+            return writers.ServerWriter(opened.enter_context(dialects.connected(Address.read(address), key)))
         loaded = self.loaded
         if condition.dtype:
             loaded = models.load(loaded.preset, condition.dtype, str(loaded.device))
@@ -142,9 +143,9 @@ class Causes(Study):
         if condition.template:
             kwargs = {**loaded.preset.chat_template_kwargs, **condition.template}
             loaded = replace(loaded, preset=replace(loaded.preset, chat_template_kwargs=kwargs))
-        return doctor.PresetWriter(loaded, *self.given("drafter k"))
+        return writers.PresetWriter(loaded, *self.given("drafter k"))
 
-    def _write(self, writer: doctor.Writer, condition: Condition, prompt: Prompt, text: str) -> None:
+    def _write(self, writer: writers.Writer, condition: Condition, prompt: Prompt, text: str) -> None:
         told = {name: self.asked[name] for name in ("max_new_tokens", "seed", "rule") if name in self.asked}
         found = writer.write(text, Settings(**{**told, **condition.settings}))
         self.written.setdefault((condition.cause, condition.name), {})[prompt.id] = found
@@ -199,7 +200,7 @@ class Counted:
     rounds: int
 
     @classmethod
-    def of(cls, written: doctor.Written) -> Counted:
+    def of(cls, written: writers.Written) -> Counted:
         return cls(written.stats.tested, written.stats.accepted or 0, len(written.tokens) - 1, written.rounds)
 
 

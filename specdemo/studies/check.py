@@ -26,10 +26,11 @@ from .tables import Table, table
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..servers import dialects
-    from . import diagnosis, doctor, report
+    from . import diagnosis, doctor, report, writers
 else:
     diagnosis = Later("specdemo.studies.diagnosis")
     doctor = Later("specdemo.studies.doctor")
+    writers = Later("specdemo.studies.writers")
     report = Later("specdemo.studies.report")
     dialects = Later("specdemo.servers.dialects")
 
@@ -125,7 +126,7 @@ class Check(Study):
 
     def _of_preset(self) -> Generator[str]:
         """Try the drafters, then examine the fastest until it is clear whether it pays."""
-        alone = doctor.PresetWriter(self.loaded, "none", 0)
+        alone = writers.PresetWriter(self.loaded, "none", 0)
         yield from self._try(alone, self._began + TRIAL_SHARE * self.steps)
         seconds = max(1.0, self._began + self.steps - time.monotonic())
         texts = [sample.alone for samples in self.trials.values() for sample in samples]
@@ -134,7 +135,7 @@ class Check(Study):
         fewest, most = TOKENS
         tokens = min(most, max(fewest, int(seconds * rate / (SIDES * kinds))))
         plan = doctor.DoctorPlan(LOOKS, Settings(max_new_tokens=tokens), (), (), seconds)
-        writer = doctor.PresetWriter(self.loaded, self.best, AUTO)
+        writer = writers.PresetWriter(self.loaded, self.best, AUTO)
         with closing(self._examine(writer, alone, plan)) as steps:
             for words in steps:
                 yield words
@@ -142,14 +143,14 @@ class Check(Study):
                 if whole and self.answer != UNCLEAR:
                     return
 
-    def _try(self, alone: doctor.Writer, end: float) -> Iterator[str]:
+    def _try(self, alone: writers.Writer, end: float) -> Iterator[str]:
         """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop early."""
         own = self.loaded.preset.defaults.drafter  # first, in case that there is no time for others
         names = sorted(self.asked["drafters"], key=lambda name: name != own)
-        writers = {name: doctor.PresetWriter(self.loaded, name, AUTO) for name in names}
+        tried = {name: writers.PresetWriter(self.loaded, name, AUTO) for name in names}
         settings = Settings(max_new_tokens=TRIAL_TOKENS)
         for prompt in some_of_each("easy-hard", TRIAL_EACH):
-            for name, writer in writers.items():
+            for name, writer in tried.items():
                 try:
                     with attended(lambda: bool(self.trials) and time.monotonic() > end):
                         pair = writer.write(prompt.prompt, settings), alone.write(prompt.prompt, settings)
@@ -158,9 +159,9 @@ class Check(Study):
                     return
                 self.trials.setdefault(name, []).append(doctor.Sample(prompt, *pair))
                 yield f"Trying drafters: {name}"
-            ranked = sorted(writers, key=self._speed, reverse=True)[:MOST_KEPT]
-            writers = {name: writers[name] for name in ranked if self._speed(name) > IN_REACH * self._speed(ranked[0])}
-            if len(writers) == 1:
+            ranked = sorted(tried, key=self._speed, reverse=True)[:MOST_KEPT]
+            tried = {name: tried[name] for name in ranked if self._speed(name) > IN_REACH * self._speed(ranked[0])}
+            if len(tried) == 1:
                 return
 
     @property
@@ -175,11 +176,11 @@ class Check(Study):
 
     # --- servers
 
-    def _servers(self, opened: ExitStack) -> Iterator[doctor.Writer | None]:
+    def _servers(self, opened: ExitStack) -> Iterator[writers.Writer | None]:
         for address, key in (("server", "server_key"), ("baseline", "baseline_key")):
             where = self.asked.get(address)
             connected = where and dialects.connected(Address.read(where), self.asked.get(key))
-            yield doctor.ServerWriter(opened.enter_context(connected)) if connected else None
+            yield writers.ServerWriter(opened.enter_context(connected)) if connected else None
 
     def _plan_of_servers(self) -> doctor.DoctorPlan:
         return doctor.DoctorPlan(
@@ -193,7 +194,7 @@ class Check(Study):
     # --- what was found
 
     def _examine(
-        self, mine: doctor.Writer | None, alone: doctor.Writer | None, plan: doctor.DoctorPlan
+        self, mine: writers.Writer | None, alone: writers.Writer | None, plan: doctor.DoctorPlan
     ) -> Generator[str]:
         assert mine is not None
         examined = self.doctor = doctor.Doctor(mine, alone, plan)

@@ -10,25 +10,17 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from ..decoding.events import Event, Round, emitted_tokens
-from ..models.loaded import Loaded
-from ..racing.compare import Comparison, compared, tokens_of
-from ..racing.lanes import race_lanes
-from ..racing.race import start
-from ..racing.stats import Stats, counts_by_place
-from ..servers.dialects import Dialect
-from ..servers.race import gap, server_lane
-from ..servers.steps import Told
+from ..racing.compare import Comparison, compared
 from ..system.progress import Stopped, attended, check_stopped
-from ..types import REJECTION, BadInput, DraftOutcome, Settings, Token
+from ..types import REJECTION, BadInput, Settings
 from .prompts import Prompt, read_prompts
 from .study import PROMPT_FILES, some_of_each
+from .writers import Writer, Written
 
 AT_ONCE = 1, 2, 4, 8, 16
 CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
@@ -39,129 +31,6 @@ TOKEN_LETTERS = 4.2  # of a token of English, about
 MAX_AT_ONCE = 64
 Found = TypeVar("Found")
 SECONDS = 600.0
-
-
-# Who writes -------------------------------------------------------------------------------------------------
-
-Places = list[tuple[int | None, int]]
-"""For each position of a draft how many tokens were tested there, None if that is unknown, and how many accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One text and its figures.
-
-    `rounds` are all after the first token, `drafts` those with a draft. `drafts` and `places` are None where they are
-    not told.
-    """
-
-    tokens: Sequence[Token]
-    stats: Stats
-    rounds: int
-    drafts: int | None
-    drafted: int | None
-    places: Places | None
-    notes: Sequence[str] = ()
-    halves: Sequence[tuple[int, int]] = ()
-    """How many tokens were tested and accepted in the rounds of the first half of the text, and of the second."""
-
-    @property
-    def round_seconds(self) -> float | None:
-        """Of a mean round."""
-        after = self.stats.seconds - self.stats.prompt_seconds
-        return after / self.rounds if self.rounds and after > 0 else None
-
-
-class Writer(Protocol):
-    """`facts` are the engine, its version and the model; `at_once` says whether it takes several requests."""
-
-    facts: dict[str, Any]
-    at_once: bool
-
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
-        """One text.
-
-        Args:
-            alone: whether nothing else is asked of it meanwhile.
-
-        Raises:
-            BadInput: it cannot be had: one sentence.
-            Stopped: whoever waits for it has stopped it.
-        """
-
-    def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-        """How far apart the logits of two tokens are after a text; None if that is unknown."""
-
-
-class ServerWriter:
-    """A `Writer`: a server, as it is."""
-
-    at_once = True
-
-    def __init__(self, dialect: Dialect) -> None:
-        self.dialect, self.facts = dialect, dict(dialect.facts)
-
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
-        lane, told = server_lane("", self.dialect, prompt, False, settings, alone)
-        entries = list(race_lanes([lane]))
-        return _of_server([entry.event for entry in entries], tokens_of(entries), told)
-
-    def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-        return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)
-
-
-def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: Told) -> Written:
-    """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
-    stats = Stats.of(events)
-    if stats.drafted is not None:
-        places: Places | None = [*counts_by_place(events)]
-        known = stats.rounds, stats.drafts, stats.drafted, places
-        return Written(tokens, stats, *known, told.notes, _halves(events, len(tokens)))
-    rounds = stats.rounds if told.accepted is None else max(len(tokens) - 1 - told.accepted, 1)
-    places = None
-    if told.by_position and told.rounds:
-        full = told.drafted == told.rounds * len(told.by_position)  # then one is tested if those before it passed
-        reached = [told.rounds, *told.by_position]
-        places = [(reached[place] if full else None, count) for place, count in enumerate(told.by_position)]
-    return Written(tokens, stats, rounds, told.rounds, told.drafted, places, told.notes)
-
-
-def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
-    """See `Written.halves`; a round belongs to where it begins."""
-    at, found = 1, [[0, 0], [0, 0]]
-    for event in events:
-        if isinstance(event, Round):
-            counts = found[at >= tokens / 2]
-            counts[0] += sum(token.outcome is not DraftOutcome.UNTESTED for token in event.drafted)
-            counts[1] += sum(token.outcome is DraftOutcome.ACCEPTED for token in event.drafted)
-            at += len(event.emitted)
-    return [(tested, accepted) for tested, accepted in found]
-
-
-class PresetWriter:
-    """A `Writer`: the target of a loaded preset with a drafter, `none` for the target alone."""
-
-    at_once = False
-
-    def __init__(self, loaded: Loaded, drafter: str, k: int | str) -> None:
-        self.loaded, self.drafter, self.k = loaded, drafter, k
-        named = {"engine": "specdemo", "version": loaded.engine, "model": loaded.preset.name}
-        self.facts = {**named, "drafter": drafter, "k": k}
-
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
-        ids, events = self.loaded.encode(prompt), []
-        with closing(start(self.loaded, self.drafter, ids, replace(settings, k=self.k))) as run:  # type: ignore[type-var]
-            for event in run:
-                check_stopped()
-                events.append(event)
-        stats = Stats.of(events)
-        tokens = [token for event in events for token in emitted_tokens(event)]
-        places: Places | None = [*counts_by_place(events)]
-        halves = _halves(events, len(tokens))
-        return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, halves=halves)
-
-    def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-        return None  # its tokens have margins
 
 
 # The examination --------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from specdemo.models.loaded import load
-from specdemo.studies import doctor
+from specdemo.studies import writers
 from specdemo.studies.causes import CONTEXT, LANGUAGE, PLACE, TEMPERATURE, TEXT, THINKING, WEIGHTS, Causes
-from specdemo.studies.doctor import Written, _halves
+from specdemo.studies.writers import Written, _halves
 from specdemo.types import Settings
 
 from ..conftest import Command
@@ -38,7 +38,7 @@ class Told:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
     def _measured(template: str = "", **asked: Any) -> Causes:
-        monkeypatch.setattr(doctor, "PresetWriter", Told)
+        monkeypatch.setattr(writers, "PresetWriter", Told)
         loaded = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=template), device="cpu", preset=None)
         loaded.preset = preset_of(Path("x"))
         usual = {field.name: field.value for field in Causes.fields} | {"drafter": "ngram"}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from specdemo.servers.flags import elsewhere
-from specdemo.studies import doctor
+from specdemo.studies import writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
-from specdemo.studies.doctor import Written
+from specdemo.studies.writers import Written
 from specdemo.types import AUTO, BadInput, Settings
 
 from ..conftest import Command
@@ -51,7 +51,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
             seconds = ROUND * TOKENS / speed if drafts and speed else ROUND
             return Paced(DRAFTED if drafts else ALONE, seconds, noise, rng, facts)
 
-        monkeypatch.setattr(doctor, "PresetWriter", make)
+        monkeypatch.setattr(writers, "PresetWriter", make)
         preset = SimpleNamespace(defaults=SimpleNamespace(drafter="eagle"), draft_model=None)
         usual = {field.name: field.value for field in Check.fields} | {"drafters": list(speeds)}
         study = Check(SimpleNamespace(preset=preset), usual | asked)  # type: ignore[arg-type]

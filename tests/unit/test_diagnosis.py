@@ -25,18 +25,10 @@ from specdemo.servers.steps import Told
 from specdemo.studies import doctor as doctors
 from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
-from specdemo.studies.doctor import (
-    CONTEXT_PROMPTS,
-    LEAST_TEXTS,
-    Doctor,
-    DoctorPlan,
-    Sample,
-    Written,
-    _of_server,
-    lengthened,
-)
+from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, DoctorPlan, Sample, lengthened
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
+from specdemo.studies.writers import Written, _of_server
 from specdemo.system.progress import check_stopped
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 

@@ -22,9 +22,10 @@ from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
 from specdemo.studies import doctor as doctors
 from specdemo.studies.diagnosis import Diagnosis
-from specdemo.studies.doctor import Doctor, DoctorPlan, PresetWriter, ServerWriter
+from specdemo.studies.doctor import Doctor, DoctorPlan
 from specdemo.studies.report import html_report
 from specdemo.studies.tables import csv_text, json_text
+from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
