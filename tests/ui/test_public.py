@@ -38,7 +38,16 @@ ODD_NUMBERS: list[Any] = [
 ]
 SOUND = {
     **{"prompt": "one", "preset": "scripted", "drafter": "none", "k": 4, "auto": False, "tree": False},
-    **{"temperature": 0.0, "match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1.0, "ahead": 0},
+    **{
+        "temperature": 0.0,
+        "match": True,
+        "max_new_tokens": 8,
+        "seed": 0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "ahead": 0,
+        "grammar": "",
+    },
     **{"stop": "", "mode": CHAT, "order": INTERLEAVED},
     **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto", "readers": "1"},
 }
@@ -102,7 +111,7 @@ def test_a_number_in_a_call_is_refused_without_a_word_of_pythons(
     site: tuple[str, Runs], place: int, number: str
 ) -> None:
     data = [*('"one"', '"scripted"', '"none"', "1", "0", "4", "0", "0", "1.0"), *("null", "false", "false")]
-    data += ['"match"', "false", "1", "0"]
+    data += ['"match"', "false", "1", "0", '""']
     data[place] = number
     with Caller(site[0]) as caller:
         content, kind = f'{{"data": [{",".join(data)}]}}', {"content-type": "application/json"}

@@ -63,7 +63,7 @@ def test_a_race_runs_while_many_pages_look_on() -> None:
         script.loading.set()
         told = [status_when(page, "ready") for page in pages]
         assert [*map(json.dumps, told)] == [json.dumps(told[0])] * ONLOOKERS
-        body = {"data": ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False, 1]}
+        body = {"data": ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False, 1, 0, ""]}
         call = Request(f"{url}gradio_api/call/compare", json.dumps(body).encode(), {"content-type": "application/json"})
         urlopen(call).close()
         wait_until(lambda: script.ended_races == 1)
@@ -346,7 +346,11 @@ def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypa
     monkeypatch.setattr(runs, "latest", noted)
     handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
     engine.backend = replace(engine.backend, report=noted)  # which a check of a visitor's own models asks for
-    asked = (("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),)), ("check", ("a/b", "")))
+    asked = (
+        ("attempt", (gr.EventData(None, {}), None, 1, 1, 1)),
+        ("take", (gr.Request(),)),
+        ("look", ("a/b", "", "")),
+    )
     for name, arguments in asked:
         watch = engine.beside.watch()
         next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)

@@ -71,7 +71,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         first, *others = begin_with(engine.presets[preset], budgets)
         return [gr.update(**{**first, "value": preset, "choices": menu(engine.presets)}), *others]
 
-    def check(*given: Any) -> list[Any]:
+    def look(*given: Any) -> list[Any]:
         lines: list[str] = []
         try:
             with engine.beside.work():
@@ -143,7 +143,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     here = {"preprocess": False, "queue": False}
     for field in named:
         field.input(None, None, own.load, js=OFF)
-    own.look.click(check, named, [own.said, own.load], **here, show_progress="minimal", api_visibility="private")
+    own.look.click(look, named, [own.said, own.load], **here, show_progress="minimal", api_visibility="private")
     begun = own.load.click(begin, named, [own.before, own.load, own.cancel, *begins], **here, **QUIET)
     loading = begun.success(load, chosen, None, preprocess=False, js=CHOSEN, **MODEL, **QUIET)
     told = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
