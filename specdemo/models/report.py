@@ -107,9 +107,9 @@ class Report:
         if len(self.models) > 1:
             lines.append(f"{BY_TEXT} {self.unlike}" if self.unlike else "The tokenizers match.")
         lines += [head.sentence() for head in self.heads]
+        lines += self.estimates()
         if self.on_disk:
             lines.append(ON_DISK.format(size=gigabytes(self.on_disk)))
-        lines += self.estimates()
         who = "It needs" if len(self.models) + len(self.heads) == 1 else "Together they need"
         return [*lines, f"{who} {gigabytes(self.needed)} of memory; {gigabytes(self.free)} are free."]
 
