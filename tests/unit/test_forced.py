@@ -267,7 +267,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("masked_q", [True, False])
+@pytest.mark.parametrize("masked_q", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 @pytest.mark.parametrize("settings", ENUMERATED, ids=lambda each: f"T{each.temperature}-{each.top_k}-{each.top_p}")
 def test_the_distribution_is_that_of_the_masked_target(
@@ -350,6 +350,7 @@ def test_sampled_texts_follow_the_masked_targets_distribution(toy: GrammarToy) -
     assert chi_square(toy, rule_for) > 1e-4
 
 
+@pytest.mark.slow
 def test_sampled_texts_follow_it_where_guesses_are_drawn_unmasked(
     toy: GrammarToy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +358,7 @@ def test_sampled_texts_follow_it_where_guesses_are_drawn_unmasked(
     assert chi_square(toy, rule_for) > 1e-4
 
 
+@pytest.mark.slow
 def test_chi_square_catches_the_naive_combination(toy: GrammarToy) -> None:
     assert chi_square(toy, Naive) < 1e-6
 
@@ -436,6 +438,7 @@ def test_the_default_preset_writes_what_a_schema_asks_for(default: Loaded, tempe
         check_persons(sampled["text"])
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.usefixtures("loads_once")
 def test_a_text_that_ends_in_the_middle_is_said(command: Any, tmp_path: Path) -> None:
