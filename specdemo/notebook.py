@@ -15,24 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .decoding.events import emitted_tokens
-from .models.presets import DEFAULT_PRESET, Preset, find_preset
+from .models.kept import Kept, load_kept
+from .models.presets import DEFAULT_PRESET, find_preset
 from .racing.asked import Request, fitted, parameters
 from .racing.outcome import Outcome
 from .racing.trace import PLAIN, Entry, save_trace, write_trace
-from .system.imports import import_quickly
 from .types import BadInput
 from .ui.race.request import read_request
-
-if TYPE_CHECKING:
-    from .models.loaded import Loaded
 
 BETWEEN = 0.2  # seconds between two pictures of the texts; the lanes' clocks stand still meanwhile
 HEIGHT = 760  # pixels of the view
 COLOURS = {"accepted": "#1a7f37", "resampled": "#b35900", "bonus": "#0969da"}
-_kept: dict[tuple[str, str], Loaded] = {}  # the preset of the last race, by its name and type of weights
+_kept: Kept = {}  # the preset of the last race
 
 
 @dataclass(repr=False)
@@ -131,7 +128,9 @@ def race(
     chosen = find_preset(preset)
     asked = chosen.defaults.filled_in({**known, "drafter": drafter, "k": k, **settings})
     request = read_request(prompt=prompt, preset=chosen.name, presets=[chosen.name], lanes=lanes, **asked)
-    loaded = _loaded(chosen, dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without widgets
+        loaded = load_kept(_kept, chosen, dtype)
     from .racing import batch, summary
 
     request, _ = fitted(request, loaded)
@@ -139,18 +138,6 @@ def race(
     header = summary.trace_header(loaded, request)
     header["environment"] = summary.measured(header["environment"])
     return Race(request, header, entries, summary.outcome_of(loaded, request, entries))
-
-
-def _loaded(preset: Preset, dtype: str) -> Loaded:
-    """The preset, loaded anew if the last race had another one or another type of weights."""
-    if (preset.name, dtype) not in _kept:
-        for loaded in _kept.values():
-            loaded.release()
-        _kept.clear()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without widgets
-            _kept[preset.name, dtype] = import_quickly("specdemo.models.loaded").load(preset, dtype)
-    return _kept[preset.name, dtype]
 
 
 def _shown(request: Request, entries: Iterator[Entry]) -> Iterator[Entry]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..models.kept import Kept, load_kept
 from ..models.presets import Preset
 from ..racing.asked import Request
 from ..racing.outcome import Outcome
@@ -20,12 +21,9 @@ from ..system.imports import import_quickly
 from .budgets import Budgets
 from .engine import Backend, real_backend
 
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
-
 SLOWEST = 40.0  # tokens per second of a lane: less would be a preset that is too large
 LOADING_SECONDS = 30.0  # at most, in a fork that has yet to load the preset
-_kept: dict[tuple[str, str | None], Loaded] = {}  # of the fork: the preset of its last race
+_kept: Kept = {}  # of the fork: the preset of its last race, on the GPU
 
 
 def is_zero(environment: Mapping[str, str]) -> bool:
@@ -125,7 +123,7 @@ def race_in_fork(
 
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
     try:
-        loaded = _loaded(preset, dtype)
+        loaded = load_kept(_kept, preset, dtype)
         yield summary.trace_header(loaded, asked)
         entries = []
         for entry in batch.race_asked(loaded, asked):
@@ -136,13 +134,3 @@ def race_in_fork(
         if sentence := explain(error):  # of other errors ZeroGPU hands over the name alone
             raise gr.Error(sentence, print_exception=False) from error
         raise
-
-
-def _loaded(preset: Preset, dtype: str | None) -> Loaded:
-    """The preset on the GPU, loaded anew if the last race in this fork had another one."""
-    if (preset.name, dtype) not in _kept:
-        for loaded in _kept.values():
-            loaded.release()
-        _kept.clear()
-        _kept[preset.name, dtype] = import_quickly("specdemo.models.loaded").load(preset, dtype)
-    return _kept[preset.name, dtype]
