@@ -10,6 +10,7 @@ core the server's other threads took: what serves the page and its watchers, wit
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+import httpx
 import typer
 from tqdm import tqdm
 from typer import Option
@@ -310,41 +312,49 @@ def shown(page: Page) -> Rates:
 
 @contextmanager
 def watching(url: str) -> Iterator[None]:
-    """So many `WATCHERS` read the events of a page that shares, in a process of their own."""
-    with subprocess.Popen([sys.executable, "-c", FOLLOW, url, str(WATCHERS)], stdout=subprocess.PIPE) as followers:
-        assert followers.stdout is not None
-        try:
-            if not followers.stdout.readline():  # all of them are there
+    """So many `WATCHERS` read the events of a page that shares, in a process of their own.
+
+    Raises:
+        BadInput: they cannot.
+    """
+    spawn = get_context("spawn")
+    here = spawn.Event()
+    followers = spawn.Process(target=_follow, args=(url, here), daemon=True)
+    followers.start()
+    try:
+        while not here.wait(0.1):
+            if not followers.is_alive():
                 raise BadInput("So many cannot watch the page at once.")
-            yield
-        finally:
-            followers.terminate()
+        yield
+    finally:
+        followers.terminate()
+        followers.join()
 
 
-FOLLOW = """
-import asyncio, sys
-import httpx
+def _follow(url: str, here: Any) -> None:
+    """Read the events until this process is ended; `here` is set when all watchers do."""
 
-async def follow(client, here):
-    async with client.stream("GET", sys.argv[1]) as events:
-        if events.is_error:
-            sys.exit(1)
-        here.release()
-        async for _ in events.aiter_raw():
-            pass
+    async def follow(client: httpx.AsyncClient, began: asyncio.Semaphore) -> None:
+        async with client.stream("GET", url) as events:
+            if events.is_error:
+                sys.exit(1)
+            began.release()
+            async for _ in events.aiter_raw():
+                pass
 
-async def main():
-    here = asyncio.Semaphore(0)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
-        tasks = [asyncio.create_task(follow(client, here)) for _ in range(int(sys.argv[2]))]
-        for _ in tasks:
-            await here.acquire()
-        print("here", flush=True)
-        await asyncio.gather(*tasks)
+    async def follow_all() -> None:
+        began = asyncio.Semaphore(0)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=None, limits=limits) as client:
+            tasks = [asyncio.create_task(follow(client, began)) for _ in range(WATCHERS)]
+            for _ in tasks:
+                await began.acquire()
+            here.set()
+            await asyncio.gather(*tasks)
 
-asyncio.run(main())
-"""
+    asyncio.run(follow_all())
+
+
 SHARE = """async () => {
   specdemo.race.parts.watch.click();
   const dialog = document.querySelector("dialog[open]");
