@@ -11,7 +11,6 @@ import typer
 from tqdm import tqdm
 from typer import Option
 
-from ..types import Field
 from .models import Models
 from .options import BASELINE_KEY, SERVER_KEY, AsJson, Drafters, check_writable, say, show, with_options
 
@@ -41,7 +40,7 @@ def check(
     asked |= {"server": server or "", "baseline": baseline or "", "seconds": seconds, **keys}
     for field in Check.fields:
         if field.kind != "drafters":
-            Field.check(field, asked[field.name])
+            field.check(asked[field.name])
     if not server and models.target is None and models.head is None:
         models.look(models.chosen)  # what is named by itself is told of anyhow
     with models.loaded() if Check.needs_models(asked) else nullcontext() as loaded:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ from ..servers.flags import elsewhere
 from ..system.imports import Later
 from ..system.progress import Stopped, attended, check_stopped
 from ..types import AUTO, BadInput, Field, Settings
-from .prompts import read_prompts
-from .study import DRAFTERS, EXAMPLE, PROMPT_FILES, Study, server_field, some_of_each
+from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Table, table
 
 if TYPE_CHECKING:
@@ -48,30 +47,6 @@ SERVERS, BOUNDS = "Your own server", "Drafters and time"
 BASELINE = "Without it, no speed-up can be computed."
 YES, NO, UNCLEAR = "yes", "no", "unclear"
 ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
-COLUMNS = (
-    ("drafter", "drafter", ""),
-    ("texts", "texts", "d"),
-    ("tokens_per_round", "tokens a round", ".2f"),
-    ("needed", "needed to break even", ".2f"),
-    ("speed_up", "speed-up", ".2f"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What a drafter did on a few prompts, before one was chosen. `needed` tokens a round are its break-even."""
-
-    drafter: str
-    texts: int
-    tokens_per_round: float | None
-    needed: float | None
-    speed_up: float | None
-
-    @classmethod
-    def of(cls, drafter: str, samples: Sequence[doctor.Sample]) -> Trial:
-        rounds = sum(sample.with_drafts.rounds for sample in samples)
-        tokens = sum(len(sample.with_drafts.tokens) - 1 for sample in samples) / rounds if rounds else None
-        return cls(drafter, len(samples), tokens, *(_mean(samples, name) for name in ("cost", "speed_up")))
 
 
 class Check(Study):
@@ -95,7 +70,13 @@ class Check(Study):
     )
     has_page = True
     heading = "Drafters tried"
-    columns = COLUMNS
+    columns = (
+        ("drafter", "drafter", ""),
+        ("texts", "texts", "d"),
+        ("tokens_per_round", "tokens a round", ".2f"),
+        ("needed", "needed to break even", ".2f"),
+        ("speed_up", "speed-up", ".2f"),
+    )
 
     def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
@@ -131,7 +112,7 @@ class Check(Study):
         seconds = max(1.0, self._began + self.steps - time.monotonic())
         texts = [sample.alone for samples in self.trials.values() for sample in samples]
         rate = median(text.stats.tokens_per_second or 0.0 for text in texts if text)
-        kinds = len({prompt.category for prompt in read_prompts(PROMPT_FILES / "domains.jsonl")})
+        kinds = len(some_of_each("domains", 1))
         fewest, most = TOKENS
         tokens = min(most, max(fewest, int(seconds * rate / (SIDES * kinds))))
         plan = doctor.DoctorPlan(LOOKS, Settings(max_new_tokens=tokens), (), (), seconds)
@@ -232,12 +213,11 @@ class Check(Study):
         who = f"With {found.engine['drafter']}" if "drafter" in found.engine else "With speculation"
         if found.often == 0 or speed is None:
             return found.verdict
-        between = "" if speed.low is None else f" ({speed.low:.2f} to {speed.high:.2f})"
         pays = ""
         if found.tokens_per_round and needed:
             pays = f" A round writes {found.tokens_per_round.mean:.2f} tokens and needs {needed:.2f} to break even."
         enough = "" if self.answer == YES else f" A speed-up that pays is one of {PAYS:g} or more."
-        return f"{who} it is {speed.mean:.2f} times as fast{between}.{pays}{enough}"
+        return f"{who} it is {diagnosis.times(speed)}.{pays}{enough}"
 
     @property
     def k(self) -> int | None:
@@ -263,17 +243,21 @@ class Check(Study):
         return [{"program": name, "argument": flag} for name, flag in elsewhere(self.best, self.k, str(draft or ""))]
 
     def tables(self) -> list[Table]:
-        shown = [table(self.heading, COLUMNS, self.rows())] if self.trials else []
-        if others := self.elsewhere():
-            shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
+        shown = self._own_tables()
         if self.found:
             shown += [table(title, cols, getattr(self.found, name)) for name, (title, _, cols) in report.TABLES.items()]
         return shown
 
+    def _own_tables(self) -> list[Table]:
+        """Those besides the diagnosis."""
+        shown = super().tables() if self.trials else []
+        if others := self.elsewhere():
+            shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
+        return shown
+
     def rows(self) -> list[dict[str, Any]]:
         """The drafters that were tried, the fastest first."""
-        trials = [Trial.of(name, self.trials[name]) for name in sorted(self.trials, key=self._speed, reverse=True)]
-        return [{key: getattr(trial, key) for key, _, _ in COLUMNS} for trial in trials]
+        return [_row(name, self.trials[name]) for name in sorted(self.trials, key=self._speed, reverse=True)]
 
     def result(self) -> dict[str, Any]:
         found = self.found.as_dict() if self.found else {}
@@ -284,7 +268,20 @@ class Check(Study):
         if self.found is None:
             return ""
         answer = f"{ANSWERS[self.answer]} {self.in_short()}"
-        return report.html_report(self.found, answer, self.tables()[: 2 if self.elsewhere() else 1])
+        return report.html_report(self.found, answer, self._own_tables())
+
+
+def _row(drafter: str, samples: Sequence[doctor.Sample]) -> dict[str, Any]:
+    """What a drafter did on a few prompts, before one was chosen. `needed` tokens a round are its break-even."""
+    rounds = sum(sample.with_drafts.rounds for sample in samples)
+    tokens = sum(len(sample.with_drafts.tokens) - 1 for sample in samples)
+    return {
+        "drafter": drafter,
+        "texts": len(samples),
+        "tokens_per_round": tokens / rounds if rounds else None,
+        "needed": _mean(samples, "cost"),
+        "speed_up": _mean(samples, "speed_up"),
+    }
 
 
 def _mean(samples: Sequence[doctor.Sample], name: str) -> float | None:

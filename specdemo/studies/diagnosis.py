@@ -97,13 +97,12 @@ class Diagnosis:
             return f"{tokens[0].upper()}{tokens[1:]}; only a baseline shows whether that pays."
         pays = f"{tokens}, and {self.break_even['tokens_per_round']:.2f} are needed"
         ratio, low, high = self.speed_up.mean, self.speed_up.low, self.speed_up.high
-        between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+        found = f"{times(self.speed_up)}; {pays}."
         if low is not None and high is not None and low <= 1 <= high:
-            return f"These prompts do not show whether it pays: {ratio:.2f} times as fast{between}; {pays}."
+            return f"These prompts do not show whether it pays: {found}"
         if EVEN[0] <= ratio <= EVEN[1]:
-            return f"Speculation changes almost nothing: {ratio:.2f} times as fast{between}; {pays}."
-        verb = "pays" if ratio > 1 else "does not pay"
-        return f"Speculation {verb}: {ratio:.2f} times as fast{between}; {pays}."
+            return f"Speculation changes almost nothing: {found}"
+        return f"Speculation {'pays' if ratio > 1 else 'does not pay'}: {found}"
 
     def advice(self) -> list[str]:
         """What to change, each with its flag, and what the texts show."""
@@ -187,6 +186,13 @@ class Diagnosis:
                 why = f"the two tokens were {gap:.3g} of a logit apart there, more than rounding explains: report this"
             lines.append(f"{row['prompt']}: from token {row['token']} on; {why}.")
         return lines
+
+
+def times(speed_up: Spread) -> str:
+    """A speed-up in words, with its interval where that is known."""
+    low, high = speed_up.low, speed_up.high
+    between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    return f"{speed_up.mean:.2f} times as fast{between}"
 
 
 # The figures -------------------------------------------------------------------------------------------------

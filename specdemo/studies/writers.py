@@ -17,7 +17,7 @@ from ..servers.dialects import Dialect
 from ..servers.race import gap, server_lane
 from ..servers.steps import Told
 from ..system.progress import check_stopped
-from ..types import DraftOutcome, Settings, Token
+from ..types import Settings, Token
 
 Places = list[tuple[int | None, int]]
 """For each position of a draft how many tokens were tested there, None if that is unknown, and how many accepted."""
@@ -104,14 +104,14 @@ def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: Told) -> 
 
 def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
     """See `Written.halves`; a round belongs to where it begins."""
-    at, found = 1, [[0, 0], [0, 0]]
+    halves: tuple[list[Event], list[Event]] = [], []
+    at = 1
     for event in events:
         if isinstance(event, Round):
-            counts = found[at >= tokens / 2]
-            counts[0] += sum(token.outcome is not DraftOutcome.UNTESTED for token in event.drafted)
-            counts[1] += sum(token.outcome is DraftOutcome.ACCEPTED for token in event.drafted)
+            halves[at >= tokens / 2].append(event)
             at += len(event.emitted)
-    return [(tested, accepted) for tested, accepted in found]
+    places = map(counts_by_place, halves)
+    return [(sum(tested for tested, _ in each), sum(accepted for _, accepted in each)) for each in places]
 
 
 class PresetWriter:

@@ -23,7 +23,7 @@ from specdemo.servers.dialects import Dialect
 from specdemo.studies import doctor as doctors
 from specdemo.studies.diagnosis import Diagnosis
 from specdemo.studies.doctor import Doctor, DoctorPlan
-from specdemo.studies.report import html_report
+from specdemo.studies.report import TABLES, html_report
 from specdemo.studies.tables import csv_text, json_text
 from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
@@ -229,6 +229,7 @@ def test_a_check_of_servers_tells_neither_key_nor_address(
     assert found["texts"]["compared"] == found["texts"]["same"] == 16  # two prompts of each kind
     assert [row["at_once"] for row in found["at_once"]] == [1, 2, 4]
     assert found["in_short"].startswith("With speculation it is ")
+    assert [html_file.read_text().count(f">{title}<") for title, _, _ in TABLES.values()] == [1, 1, 1, 0, 1]
     everything = out + err + html_file.read_text()
     for secret in (KEY, *(where.partition("//")[2] for where in servers)):
         assert secret not in everything
