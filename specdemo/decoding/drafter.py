@@ -41,6 +41,7 @@ class DrafterParts:
     head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is a published one
     missing_heads: Mapping[str, str] = field(default_factory=dict)  # by kind, why the preset's head is not there
     ready_heads: dict[str, Any] = field(default_factory=dict)
+    open_mtp: Callable[[], Any] | str = "this preset has a target without an MTP layer"  # opens it, or says why not
     captured: bool = False  # the target's passes are captured on a GPU, and a head's should be
     layers: int = 0  # of the target
     final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama

@@ -69,6 +69,12 @@ DRAFTERS = {
         "A trained head with one output for each position of the draft, all from one hidden state. The cheapest head.",
         parallel_drafting=True,
     ),
+    "mtp": Entry(
+        "mtp:Mtp",
+        "A layer that the target brings along",
+        "The layer for further tokens (MTP) that some targets were trained with. Good guesses; each costs that layer.",
+        branches=False,
+    ),
     "lookup-block": Entry(
         "lookup_first:LookupBlock",
         "Copies earlier words, else a head that guesses all at once",

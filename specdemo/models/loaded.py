@@ -24,7 +24,7 @@ from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.cpu.library import library_for
-from ..engines.families import knows
+from ..engines.families import attending_layers, knows
 from ..engines.runner import Runner
 from ..system.hardware import (
     AS_STORED,
@@ -41,6 +41,7 @@ from ..types import BadInput
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint, stored_size
 from .errors import causes
+from .mtp import find_mtp
 from .placement import ModelPart, plan
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of
@@ -112,7 +113,8 @@ class Loaded:
 
     @property
     def head_formats(self) -> dict[str, str]:
-        return formats_of(self.parts.head_files)
+        mtp = {} if isinstance(self.parts.open_mtp, str) else {"mtp": "MTP"}
+        return {**formats_of(self.parts.head_files), **mtp}
 
     @property
     def missing_heads(self) -> Mapping[str, str]:
@@ -283,6 +285,7 @@ def _load(
     both = zip(("target", "draft-model"), parts, strict=False)
     token_bytes = {name: part.keys_and_values * dtype_here.itemsize for name, part in both}
     token_bytes["layer-skip"] = int(token_bytes["target"] * parts[0].drafting)
+    token_bytes["mtp"] = token_bytes["target"] // len(attending_layers(target.config))
     make_draft_runner = draft_opened[0].make_runner if drafts else None
     if make_draft_runner and translation:  # of a text that is too long it reads the end
         make_draft_runner = _within(make_draft_runner, drafts[0].config)
@@ -295,6 +298,7 @@ def _load(
         skip_layers=preset.skip_layers,
         head_files=heads if opened.embeddings is not None else {},
         missing_heads=missing_heads,
+        open_mtp=find_mtp(target.source, target.config, files[0], opened),
         captured=opened.engine == "graph",
         layers=target.config.get_text_config().num_hidden_layers,
         final_norm=opened.final_norm,

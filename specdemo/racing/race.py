@@ -161,8 +161,7 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
     """
     if costs.baseline_seconds <= SLOW_PASS:
         tell(f"measuring the cost of drafts by {drafter}")
-        head = loaded.parts.head_files.get(drafter)
-        drafts = TRIED_DRAFTS if head and head.is_dir() else 0
+        drafts = TRIED_DRAFTS if drafter in loaded.head_formats else 0
         prompt_ids = prompt_ids[-TRIED_TOKENS:]
         limit = drafter_class(drafter).context_limit(loaded.parts) or loaded.context
         new_tokens = min(TRIED_TOKENS, min(limit, loaded.context) - len(prompt_ids))

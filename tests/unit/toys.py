@@ -30,6 +30,7 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+from transformers.modeling_layers import MtpModel
 
 from specdemo.decoding import batch
 from specdemo.decoding.costs import CostModel
@@ -42,6 +43,7 @@ from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
+from specdemo.drafters.mtp import MtpHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import linear, ops
@@ -335,6 +337,21 @@ def untrained_heads(
     return made
 
 
+def random_mtp(embedding: Tensor, output: Tensor, layers: int) -> MtpHead:
+    """An untrained MTP layer, in float32, ready to draft for a target of these embeddings."""
+    vocab, hidden = embedding.shape
+    sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    config = Qwen3Config(**sizes, **heads, initializer_range=0.5, tie_word_embeddings=False)
+    config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        target = Qwen3ForCausalLM(config).eval()
+        target.set_input_embeddings(nn.Embedding.from_pretrained(embedding.float()))
+        target.lm_head.weight.data = output.float()
+        return MtpHead(MtpModel(target, 1).eval(), nn.Identity(), layers)
+
+
 # Everything a preset would load ------------------------------------------------------------------------------
 
 
@@ -348,6 +365,7 @@ class Toy:
     ngram_table: Path | None = None
     skip_layers: int | None = 1
     heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)
+    mtp: MtpHead | None = None
     head_formats: dict[str, str] = field(default_factory=dict)
     engine: str = "eager"
     costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)
@@ -364,6 +382,7 @@ class Toy:
             skip_layers=self.skip_layers,
             head_files={kind: Path(kind) for kind in self.heads},
             ready_heads=self.heads,
+            open_mtp=DrafterParts.open_mtp if self.mtp is None else lambda: self.mtp,
         )
 
     def draft_runner(self, capacity: int) -> Any:
@@ -395,6 +414,7 @@ class TableToy(Toy):
             layers = nn.Embedding(vocab, vocab).double(), nn.Linear(vocab, vocab, bias=False).double()
         embedding, output = (layer.weight.detach() for layer in layers)
         self.heads = random_heads(embedding, output, layers=3, heads=2, draft_vocab=vocab - 1)
+        self.mtp = random_mtp(embedding, output, 3)
 
     def environment(self) -> dict[str, Any]:
         return {"engine": "table", "exact_rows": TableRunner.exact_rows}
@@ -439,6 +459,7 @@ class ModelToy(Toy):
         embedding, output = (layer.weight.detach() for layer in layers)
         sizes = {"heads": 4, "draft_vocab": MODEL_VOCAB - 20, "window": self.window}
         self.heads = random_heads(embedding, output, self.model.config.num_hidden_layers, **sizes)
+        self.mtp = random_mtp(embedding, output, self.model.config.num_hidden_layers)
 
     def target_runner(self, capacity: int) -> EagerRunner:
         assert self.model is not None

@@ -1,0 +1,129 @@
+"""The multi-token-prediction (MTP) layer that a target brings in its own checkpoint (DeepSeek-V3, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers.modeling_layers import MtpModel
+
+from ..decoding.drafter import DrafterParts, ModelDrafter
+from ..decoding.rule import Rule
+from ..engines.eager import for_sampling
+from ..engines.preallocated_cache import PreallocatedCache
+from ..engines.runner import Runner, Wanted
+from ..system.hardware import to_device
+from ..system.progress import tell
+from ..types import MAX_K, Draft, Verdict
+from .chain import draw_chain
+
+
+class MtpHead:
+    """An MTP layer, run by transformers' own code, with the embeddings of its target.
+
+    It reads the state of a token beside the embedding of the token that follows: a norm of each, a projection, a
+    decoder layer and a norm. The target's output layer turns the result into logits of the token after that. Trained is
+    the first step alone. The next ones read the layer's own last output in place of a state of the target.
+
+    The states of the target are those after its final norm, and those fed back are after the layer's own: so vLLM and
+    SGLang do it for all families. llama.cpp and others began with states before the norm, and found fewer guesses
+    accepted (llama.cpp #24025 and ik_llama.cpp #2322 for Qwen3.5, vLLM #47448 for GLM, ROCm/ATOM #1764 for DeepSeek).
+    """
+
+    def __init__(self, layer: MtpModel, final_norm: Module, target_layers: int) -> None:
+        """
+        Args:
+            final_norm: the target's.
+            target_layers: how many decoder layers the target has.
+        """
+        self.layer, self.final_norm, self.target_layers = layer, final_norm, target_layers
+        weight = layer.layers[0].eh_proj.weight
+        self.device, self.dtype = weight.device, weight.dtype
+
+    @torch.inference_mode()
+    def normed(self, states: Tensor) -> Tensor:
+        """Outputs of the target's last decoder layer [T, hidden] after its final norm."""
+        after: Tensor = self.final_norm(states.to(self.device, self.dtype))
+        return after
+
+    @torch.inference_mode()
+    def read(self, states: Tensor, tokens: Tensor, cache: PreallocatedCache, live: int) -> tuple[Tensor, Tensor]:
+        """Read T states [T, hidden], each with the token that follows it [T], after the first `live` cache entries.
+
+        Returns the last output, [1, hidden], and the logits from it, [1, V].
+        """
+        cache.seek(live)
+        positions = torch.arange(live, live + len(states), device=self.device)[None]
+        output = self.layer.forward_layer(0, states[None], positions, cache, input_ids=tokens.to(self.device)[None])
+        last = output[0, -1:]
+        return last, for_sampling(self.layer.shared_head(last))
+
+
+class Mtp(ModelDrafter):
+    """Draws K tokens one after another from the target's own MTP layer.
+
+    As in `heads.eagle`, the layer's cache holds one entry for each token that the target has read; those of drafted
+    tokens follow, and the next round overwrites them. It drafts chains only: no engine checks trees of these targets.
+    """
+
+    name = "mtp"
+
+    def __init__(self, head: MtpHead, runner: Runner, rule: Rule) -> None:
+        self.head, self.runner, self.rule = head, runner, rule
+        self._unread: list[Tensor] = []  # states without an entry in the cache, [T, hidden] each
+        self._live = 0  # entries made of the target's states
+        runner.capture_hidden_states([head.target_layers - 1])
+
+    @property
+    def drafts_on(self) -> torch.device:
+        return self.head.device
+
+    @classmethod
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        return parts.open_mtp if isinstance(parts.open_mtp, str) else None
+
+    @classmethod
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Mtp:
+        """
+        Raises:
+            LoadError: the checkpoint's layer is damaged.
+        """
+        if cls.name not in parts.ready_heads:
+            assert not isinstance(parts.open_mtp, str), "the preset has none"
+            tell("opening the MTP layer")
+            parts.ready_heads[cls.name] = parts.open_mtp()
+        return cls(parts.ready_heads[cls.name], runner, rule)
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        self._cache = PreallocatedCache(self.runner.context + MAX_K)
+        self._unread, self._live = [], 0
+        self._take(len(prompt_ids))
+
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+        states, self._unread = torch.cat(self._unread), []
+        live, self._live = self._live, self._live + len(states)
+        unread = to_device(context[-len(states) :], self.head.device)
+        output = states
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            nonlocal output
+            at = self._live + len(drawn) - 1 if drawn else live
+            output, logits = self.head.read(output, drawn[-1] if drawn else unread, self._cache, at)
+            return logits
+
+        size = self.runner.vocab_size
+        return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, self.stop_below))
+
+    def observe(self, verdict: Verdict) -> None:
+        self._take(verdict.accepted + 1)
+
+    def _take(self, count: int) -> None:
+        """Keep the states of the first `count` tokens of the target's last pass."""
+        states = self.runner.hidden_states
+        assert states is not None, "the target has read the text"
+        self._unread.append(self.head.normed(states[:count]))
+
+    def release(self) -> None:
+        self._unread, self._cache = [], PreallocatedCache(0)

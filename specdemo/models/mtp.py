@@ -1,0 +1,115 @@
+"""Finds the multi-token-prediction (MTP) layer that a checkpoint brings beside its model, and opens it.
+
+transformers has such layers (`MtpModel`) and ignores them when it opens a model. Its own way to open them asks the hub
+for the files again, and knows only some of the families.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedConfig
+
+from ..decoding.drafter import DrafterParts
+from .checkpoint import OpenedModel, check_whole
+from .errors import wrap_load_errors
+from .store import LoadError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..drafters.mtp import MtpHead
+
+# Where the tensors are: under "mtp.", or as one more decoder layer.
+APART = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+ONE_MORE = {"glm4_moe", "glm4_moe_lite", "deepseek_v3"}
+ANY = re.compile(r"(^|\.)mtp\.|\.eh_proj\.weight$")  # in the names of the tensors of all families that have such layers
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's embeddings, in some checkpoints
+
+
+def find_mtp(
+    source: object, config: PreTrainedConfig, files: Sequence[Path], opened: OpenedModel
+) -> Callable[[], MtpHead] | str:
+    """What opens the MTP layer of a target, or why there is none to draft with, in words."""
+    text = config.get_text_config(decoder=True)
+    kind, names = text.model_type, dict(_names(files))
+    if not any(map(ANY.search, names)):
+        return DrafterParts.open_mtp
+    if kind not in APART | ONE_MORE or opened.engine != "eager":
+        return f"this preset has a target of the type {kind}, whose MTP layers are not read here"
+    if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
+        return "this preset has a quantized target, and MTP layers are read only of others"
+    if len(opened.placement) > 1:
+        return "this preset has a target that lies on several devices, and MTP layers are read only of others"
+    numbered = re.compile(r"^mtp\.layers\.(\d+)\." if kind in APART else r"^model\.layers\.(\d+)\.")
+    numbers = {int(found[1]) for found in map(numbered.match, names) if found}
+    first = 0 if kind in APART else text.num_hidden_layers
+    if further := sorted(number for number in numbers if number > first):
+        return f"this preset has a target with {len(further) + 1} MTP layers, and only a single one is read here"
+    prefix = "mtp." if kind in APART else f"model.layers.{first}."
+    mine = {name: file for name, file in names.items() if name.startswith(prefix) and not name.endswith(COPIES)}
+    return partial(_open, source, opened.open_model, mine)
+
+
+def _names(files: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            yield from ((name, path) for name in file.keys())  # noqa: SIM118
+
+
+def _open(source: object, open_model: Callable[[], PreTrainedModel], names: Mapping[str, Path]) -> MtpHead:
+    """Open the layer whose tensors have these `names` in these files.
+
+    Raises:
+        LoadError: weights are missing, have another shape or are not known. The message names them.
+    """
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_layers import MtpModel
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    from ..drafters.mtp import MtpHead
+
+    model = open_model()
+    with wrap_load_errors(source), ExitStack() as stack:
+        described = _described(model)
+        with torch.device("meta"):
+            layer = MtpModel(described, 1)
+        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in {*names.values()}}
+        found, _ = convert_and_load_state_dict_in_model(
+            layer,
+            {name: opened[path].get_slice(name) for name, path in names.items()},
+            LoadStateDictConfig(
+                weight_mapping=layer.get_weight_conversions(described),
+                device_map={"": model.device},
+                dtype=model.dtype,
+                ignore_mismatched_sizes=True,
+            ),
+        )
+        shared = ("embed_tokens.", "shared_head.")
+        missing = [name for name in found.missing_keys if not name.startswith(shared)]
+        check_whole(f"The MTP layer of {source}", missing, found.mismatched_keys)
+        if found.unexpected_keys:
+            raise LoadError(f"The MTP layer of {source} has a weight that is not known: {min(found.unexpected_keys)}.")
+        layer.tie_with_main_model(model)
+    decoder = model.get_decoder()
+    return MtpHead(layer.eval(), decoder.norm, len(decoder.layers))
+
+
+def _described(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model with a configuration that describes its MTP layer: full attention, with experts if there are any.
+
+    Only some families have that in their own.
+    """
+    described = copy.copy(model)
+    described.config = copy.deepcopy(model.config)
+    text = described.config.get_text_config(decoder=True)
+    text.num_mtp_layers, text.mtp_layer_types, text.mtp_mlp_layer_types = 1, ["full_attention"], ["sparse"]
+    return described
