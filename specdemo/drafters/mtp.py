@@ -21,15 +21,15 @@ from .chain import draw_chain
 
 
 class MtpHead:
-    """An MTP layer, run by transformers' own code, with the embeddings of its target.
+    """An MTP layer, run by transformers' own code, with the embeddings of its target where it has none of its own.
 
     It reads the state of a token beside the embedding of the token that follows: a norm of each, a projection, a
     decoder layer and a norm. The target's output layer turns the result into logits of the token after that. Trained is
     the first step alone. The next ones read the layer's own last output in place of a state of the target.
 
     The states of the target are those after its final norm, and those fed back are after the layer's own: so vLLM and
-    SGLang do it for all families. llama.cpp and others began with states before the norm, and found fewer guesses
-    accepted (llama.cpp #24025 and ik_llama.cpp #2322 for Qwen3.5, vLLM #47448 for GLM, ROCm/ATOM #1764 for DeepSeek).
+    SGLang do it for all families. Others began with states before the norm, and found that more guesses are accepted
+    with those after it (llama.cpp #24025 for Qwen3.5, lablup/mlxcel #1753 for GLM, ROCm/ATOM #1764 for DeepSeek).
     """
 
     def __init__(self, layer: MtpModel, final_norm: Module, target_layers: int) -> None:

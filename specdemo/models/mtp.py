@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedConfig
 
 from ..decoding.drafter import DrafterParts
@@ -25,6 +27,7 @@ from .store import LoadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.modeling_layers import MtpModel
 
     from ..drafters.mtp import MtpHead
 
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 APART = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 ONE_MORE = {"glm4_moe", "glm4_moe_lite", "deepseek_v3"}
 ANY = re.compile(r"(^|\.)mtp\.|\.eh_proj\.weight$")  # in the names of the tensors of all families that have such layers
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's embeddings, in some checkpoints
+# Its own embeddings, by their names in `MtpModel`. Often they are copies of the target's, or the target's are used.
+OWN = {"embed_tokens": "embed_tokens.weight", "shared_head": "shared_head.head.weight"}
 
 
 def find_mtp(
@@ -55,8 +59,9 @@ def find_mtp(
     if further := sorted(number for number in numbers if number > first):
         return f"this preset has a target with {len(further) + 1} MTP layers, and only a single one is read here"
     prefix = "mtp." if kind in APART else f"model.layers.{first}."
-    mine = {name: file for name, file in names.items() if name.startswith(prefix) and not name.endswith(COPIES)}
-    return partial(_open, source, opened.open_model, mine)
+    mine = {name: file for name, file in names.items() if name.startswith(prefix)}
+    own = {part: (name, mine.pop(name)) for part, last in OWN.items() if (name := prefix + last) in mine}
+    return partial(_open, source, opened.open_model, mine, own)
 
 
 def _names(files: Sequence[Path]) -> Iterator[tuple[str, Path]]:
@@ -65,22 +70,30 @@ def _names(files: Sequence[Path]) -> Iterator[tuple[str, Path]]:
             yield from ((name, path) for name in file.keys())  # noqa: SIM118
 
 
-def _open(source: object, open_model: Callable[[], PreTrainedModel], names: Mapping[str, Path]) -> MtpHead:
+def _open(
+    source: object,
+    open_model: Callable[[], PreTrainedModel],
+    names: Mapping[str, Path],
+    own: Mapping[str, tuple[str, Path]],
+) -> MtpHead:
     """Open the layer whose tensors have these `names` in these files.
 
+    Args:
+        own: the names and files of its own embeddings, see `OWN`.
     Raises:
         LoadError: weights are missing, have another shape or are not known. The message names them.
     """
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_layers import MtpModel
     from transformers.modeling_utils import LoadStateDictConfig
+    from transformers.utils import ContextManagers
 
     from ..drafters.mtp import MtpHead
 
     model = open_model()
     with wrap_load_errors(source), ExitStack() as stack:
         described = _described(model)
-        with torch.device("meta"):
+        with ContextManagers(MtpModel.get_init_context(model.dtype, False, False, None)):  # without memory
             layer = MtpModel(described, 1)
         opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in {*names.values()}}
         found, _ = convert_and_load_state_dict_in_model(
@@ -90,17 +103,29 @@ def _open(source: object, open_model: Callable[[], PreTrainedModel], names: Mapp
                 weight_mapping=layer.get_weight_conversions(described),
                 device_map={"": model.device},
                 dtype=model.dtype,
+                dtype_plan=model._get_dtype_plan(model.dtype),
                 ignore_mismatched_sizes=True,
             ),
         )
-        shared = ("embed_tokens.", "shared_head.")
-        missing = [name for name in found.missing_keys if not name.startswith(shared)]
+        missing = [name for name in found.missing_keys if not name.startswith(tuple(OWN))]
         check_whole(f"The MTP layer of {source}", missing, found.mismatched_keys)
         if found.unexpected_keys:
             raise LoadError(f"The MTP layer of {source} has a weight that is not known: {min(found.unexpected_keys)}.")
         layer.tie_with_main_model(model)
+        for part, (name, path) in own.items():
+            _use_own(layer, part, stack.enter_context(safe_open(path, framework="pt")).get_tensor(name))
     decoder = model.get_decoder()
     return MtpHead(layer.eval(), decoder.norm, len(decoder.layers))
+
+
+def _use_own(layer: MtpModel, part: str, weight: Tensor) -> None:
+    """Give a layer an embedding of its own, unless it is a copy of the target's."""
+    shared = getattr(layer, part)
+    weight = weight.to(shared.weight)
+    if not torch.equal(weight, shared.weight):
+        own = copy.copy(shared)
+        own._parameters = {**shared._parameters, "weight": Parameter(weight, requires_grad=False)}
+        setattr(layer, part, own)
 
 
 def _described(model: PreTrainedModel) -> PreTrainedModel:

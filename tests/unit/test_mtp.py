@@ -6,9 +6,11 @@ saved, and its third layer becomes the decoder layer of the MTP layer of a model
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.mtp import Mtp
+from specdemo.engines.eager import EagerRunner
 from specdemo.engines.hybrid import HybridRunner
+from specdemo.engines.preallocated_cache import PreallocatedCache
+from specdemo.models.checkpoint import OpenedModel
 from specdemo.models.loaded import load
-from specdemo.models.mtp import APART, ONE_MORE
+from specdemo.models.mtp import APART, ONE_MORE, find_mtp
 from specdemo.models.store import LoadError
 from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, start
@@ -58,8 +63,8 @@ def donor(kind: str, vocab_size: int) -> PreTrainedModel:
     config = AutoConfig.for_model(kind, vocab_size=vocab_size, **{**sizes, **KINDS[kind]})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
+        for name, weight in (*model.named_parameters(), *model.named_buffers()):
+            if "norm" in name or "e_score_correction_bias" in name:
                 weight.add_(0.3 * torch.randn_like(weight))
         model.get_input_embeddings().weight.mul_(40)
     return model
@@ -81,12 +86,25 @@ def publish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: 
         names = {"embedding_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "projection": "fc"}
         weights = {name.replace("model.layers.2.", "mtp.layers.0."): weight for name, weight in weights.items()}
         weights |= {f"mtp.{names.get(name, name)}.weight": weight for name, weight in own.items()}
+        if kind == "qwen3_5_moe_text":  # its experts are published in one tensor
+            experts = [
+                [weights.pop(f"mtp.layers.0.mlp.experts.{expert}.{name}_proj.weight") for expert in range(4)]
+                for name in ("gate", "up", "down")
+            ]
+            gates, ups, downs = map(torch.stack, experts)
+            weights["mtp.layers.0.mlp.experts.gate_up_proj"] = torch.cat([gates, ups], 1)
+            weights["mtp.layers.0.mlp.experts.down_proj"] = downs
     else:
         names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj", "norm": "shared_head.norm"}
         config["num_nextn_predict_layers"] = 1
         weights |= {f"model.layers.2.{names[name]}.weight": weight for name, weight in own.items()}
-        weights["model.layers.2.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
-        weights["model.layers.2.shared_head.head.weight"] = weights["lm_head.weight"].clone()
+        own["embedding"] = weights["model.embed_tokens.weight"].clone()
+        own["output"] = weights["lm_head.weight"].clone()
+        if kind == "glm4_moe_lite":  # its embeddings are its own; those of the others are copies
+            for name in ("embedding", "output"):
+                own[name] += 0.25 * own[name].std() * torch.randn_like(own[name])
+        weights["model.layers.2.embed_tokens.weight"] = own["embedding"]
+        weights["model.layers.2.shared_head.head.weight"] = own["output"]
     rewrite(folder, weights)
     (folder / "config.json").write_text(json.dumps(config))
     return own
@@ -128,9 +146,10 @@ def expected_draft(one: Published, context: Sequence[int], k: int) -> list[int]:
         states = decoder(torch.tensor([list(context[:-1])])).last_hidden_state[0]  # after the final norm
     finally:
         decoder.layers, decoder.config.num_hidden_layers = torch.nn.ModuleList(layers), 3
+    embedding = own.get("embedding", model.get_input_embeddings().weight)
     following, drafted = list(context[1:]), list[int]()
     for _ in range(k):
-        embedded = normed(model.get_input_embeddings().weight[following], own["embedding_norm"], kind, eps)
+        embedded = normed(embedding[following], own["embedding_norm"], kind, eps)
         both = torch.cat([embedded, normed(states, own["hidden_norm"], kind, eps)], -1)
         x = F.linear(both, own["projection"])
         positions = torch.arange(len(x))[None]
@@ -141,7 +160,7 @@ def expected_draft(one: Published, context: Sequence[int], k: int) -> list[int]:
             rotations = decoder.rotary_emb(x[None], positions)
             x = layers[2](x[None], position_embeddings=rotations, attention_mask=mask, position_ids=positions)[0]
         output = normed(x[-1:], own["norm"], kind, eps)
-        drafted.append(int(model.lm_head(output).argmax()))
+        drafted.append(int(F.linear(output, own.get("output", model.lm_head.weight)).argmax()))
         states, following = torch.cat([states, output]), [*following, drafted[-1]]
     return drafted
 
@@ -232,6 +251,29 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(published: dict[str
     assert not loaded.parts.ready_heads
 
 
+def opened_by(model: PreTrainedModel, *devices: str) -> OpenedModel:
+    placement = dict.fromkeys(devices or ("cpu",), 1)
+    return OpenedModel("eager", partial(EagerRunner, model), lambda: model, None, placement, model.device)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "glm4_moe", "deepseek_v3"])
+def test_a_layer_has_the_number_types_of_its_target(published: dict[str, Published], kind: str) -> None:
+    """In bfloat16, with what the family keeps in float32: the correction of the experts' scores."""
+    folder = published[kind][0]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    open_mtp = find_mtp("toy", model.config, [folder / "model.safetensors"], opened_by(model))
+    assert not isinstance(open_mtp, str)
+    head = open_mtp()
+    layer, target = head.layer.layers[0].mtp_block, model.get_decoder().layers[-1]
+    types = {name: tensor.dtype for name, tensor in target.state_dict().items()}
+    assert {name: tensor.dtype for name, tensor in layer.state_dict().items()} == types
+    assert set(types.values()) == {torch.bfloat16, *([] if kind in APART else [torch.float32])}
+    states = head.normed(torch.randn(3, model.config.hidden_size))
+    output, logits = head.read(states, torch.tensor([3, 4, 5]), PreallocatedCache(8), 0)
+    assert output.dtype == states.dtype == torch.bfloat16
+    assert logits.shape == (1, model.config.vocab_size)
+
+
 def test_a_layer_in_a_file_of_its_own_inside_a_larger_configuration(
     published: dict[str, Published], tmp_path: Path
 ) -> None:
@@ -300,6 +342,17 @@ def test_what_is_absent_or_damaged_is_refused_in_one_sentence(
     assert sentence in told
     assert told.count(". ") == 0
     assert told.endswith(".")
+
+
+def test_the_layer_of_a_target_that_is_quantized_or_spread_is_refused(published: dict[str, Published]) -> None:
+    folder, model, _ = published["deepseek_v3"]
+    config, files = copy.deepcopy(model.config), [folder / "model.safetensors"]
+    config.num_hidden_layers = 2
+    told = "this preset has a target that lies on several devices, and MTP layers are read only of others"
+    assert find_mtp("toy", config, files, opened_by(model, "cuda:0", "cuda:1")) == told
+    config.quantization_config = {"quant_method": "fp8"}
+    told = "this preset has a quantized target, and MTP layers are read only of others"
+    assert find_mtp("toy", config, files, opened_by(model)) == told
 
 
 def test_the_layers_of_other_families_are_refused_by_name(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
