@@ -92,10 +92,10 @@ def _open(
 
     model = open_model()
     with wrap_load_errors(source), ExitStack() as stack:
-        described = _described(model)
+        described, files = _described(model), {*names.values(), *(path for _, path in own.values())}
         with ContextManagers(MtpModel.get_init_context(model.dtype, False, False, None)):  # without memory
             layer = MtpModel(described, 1)
-        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in {*names.values()}}
+        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
         found, _ = convert_and_load_state_dict_in_model(
             layer,
             {name: opened[path].get_slice(name) for name, path in names.items()},
@@ -107,13 +107,16 @@ def _open(
                 ignore_mismatched_sizes=True,
             ),
         )
+        layer.tie_with_main_model(model)
+        embeddings = {part: opened[path].get_tensor(name) for part, (name, path) in own.items()}
+        pairs = [(part, weight.shape, getattr(layer, part).weight.shape) for part, weight in embeddings.items()]
+        unlike = [*found.mismatched_keys, *((part, there, wanted) for part, there, wanted in pairs if there != wanted)]
         missing = [name for name in found.missing_keys if not name.startswith(tuple(OWN))]
-        check_whole(f"The MTP layer of {source}", missing, found.mismatched_keys)
+        check_whole(f"The MTP layer of {source}", missing, unlike)
         if found.unexpected_keys:
             raise LoadError(f"The MTP layer of {source} has a weight that is not known: {min(found.unexpected_keys)}.")
-        layer.tie_with_main_model(model)
-        for part, (name, path) in own.items():
-            _use_own(layer, part, stack.enter_context(safe_open(path, framework="pt")).get_tensor(name))
+        for part, weight in embeddings.items():
+            _use_own(layer, part, weight)
     decoder = model.get_decoder()
     return MtpHead(layer.eval(), decoder.norm, len(decoder.layers))
 

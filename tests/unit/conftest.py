@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from specdemo.system import cpu_level
 from specdemo.system.hardware import cpu_flags
 
 from .checkpoints import full_preset, make_tokenizer
-from .toys import PROMPT, random_table
+from .toys import PROMPT, random_mtp, random_table
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,11 @@ def weights_dtype(request: pytest.FixtureRequest, run_as: Callable[[str], None])
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     """A tiny preset that every drafter can be used with."""
     loaded = load(full_preset(tmp_path_factory.mktemp("full")), "float32", "cpu")
+    assert loaded.parts.embeddings is not None
+    embedding, output = loaded.parts.embeddings
+    assert isinstance(embedding, torch.Tensor)
+    assert isinstance(output, torch.Tensor)
+    loaded.parts = replace(loaded.parts, open_mtp=partial(random_mtp, embedding, output, loaded.parts.layers))
     yield loaded
     loaded.release()
 

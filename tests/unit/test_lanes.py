@@ -165,7 +165,7 @@ def test_four_caches_that_memory_does_not_hold_are_refused_before_any_is_made(
 
 def test_the_bytes_that_are_checked_are_those_that_caches_take(loaded: Loaded) -> None:
     makers = {"target": loaded.target_runner, "draft-model": loaded.draft_runner}
-    makers["layer-skip"] = partial(loaded.target_runner(1).first_layers, 1)
+    makers["layer-skip"] = makers["mtp"] = partial(loaded.target_runner(1).first_layers, 1)  # one layer each
     for name, make in makers.items():
         runner: Any = make(64)
         runner.prefill([1])

@@ -263,7 +263,9 @@ def test_a_layer_has_the_number_types_of_its_target(published: dict[str, Publish
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     open_mtp = find_mtp("toy", model.config, [folder / "model.safetensors"], opened_by(model))
     assert not isinstance(open_mtp, str)
+    before = copy.deepcopy(model.state_dict())
     head = open_mtp()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     layer, target = head.layer.layers[0].mtp_block, model.get_decoder().layers[-1]
     types = {name: tensor.dtype for name, tensor in target.state_dict().items()}
     assert {name: tensor.dtype for name, tensor in layer.state_dict().items()} == types
@@ -327,6 +329,7 @@ def refusal(folder: Path) -> str:
         ("qwen3_5_text", {"mtp.fc.bias": torch.ones(64)}, "has a weight that is not known: layers.0.eh_proj.bias."),
         ("qwen3_5_text", {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)}, "a target with 2 MTP layers, and only a"),
         ("qwen3_next", {"mtp.layers.0.mlp.experts.3.up_proj.weight": None}, "The MTP layer of"),
+        ("glm4_moe", {"model.layers.2.embed_tokens.weight": torch.ones(9, 64)}, "embed_tokens is [9, 64], not ["),
         ("deepseek_v3", {"model.layers.2.self_attn.kv_b_proj.weight": None}, "lacks weights that its configuration"),
         ("glm4_moe", {"model.layers.3.eh_proj.weight": torch.ones(1)}, "a target with 2 MTP layers, and only a single"),
     ],

@@ -346,10 +346,10 @@ def random_mtp(embedding: Tensor, output: Tensor, layers: int) -> MtpHead:
     config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
     with torch.random.fork_rng():
         torch.manual_seed(8)
-        target = Qwen3ForCausalLM(config).eval()
-        target.set_input_embeddings(nn.Embedding.from_pretrained(embedding.float()))
-        target.lm_head.weight.data = output.float()
-        return MtpHead(MtpModel(target, 1).eval(), nn.Identity(), layers)
+        layer = MtpModel(Qwen3ForCausalLM(config), 1).eval()  # it draws all weights anew, embeddings included
+    layer.embed_tokens = nn.Embedding.from_pretrained(embedding.float())
+    layer.shared_head.weight = nn.Parameter(output.float(), requires_grad=False)
+    return MtpHead(layer, nn.Identity(), layers)
 
 
 # Everything a preset would load ------------------------------------------------------------------------------
