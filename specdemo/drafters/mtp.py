@@ -27,9 +27,9 @@ class MtpHead:
     decoder layer and a norm. The target's output layer turns the result into logits of the token after that. Trained is
     the first step alone. The next ones read the layer's own last output in place of a state of the target.
 
-    The states of the target are those after its final norm, and those fed back are after the layer's own: so vLLM and
-    SGLang do it for all families. Others began with states before the norm, and found that more guesses are accepted
-    with those after it (llama.cpp #24025 for Qwen3.5, lablup/mlxcel #1753 for GLM, ROCm/ATOM #1764 for DeepSeek).
+    The states of the target are those after its final norm, and those fed back are after the layer's own, as in SGLang
+    for all families. Others began with states before a norm, and found that more guesses are accepted with those after
+    it (the target's: llama.cpp #24025, lablup/mlxcel #1753; the layer's own: ROCm/ATOM #1764).
     """
 
     def __init__(self, layer: MtpModel, final_norm: Module, target_layers: int) -> None:
