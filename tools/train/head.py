@@ -50,7 +50,7 @@ def read_layers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What to train and how long: `tokens` are read in all, with repeats of the text."""
+    """What to train and how long: `tokens` are read in all, with repeats of the text, within so many minutes."""
 
     kind: Kind
     tokens: Annotated[int, Option(min=1, help="How many tokens to read in all, repeats included.")]
@@ -69,6 +69,7 @@ class TrainingPlan:
         ),
     ] = ()  # `default_layers` if empty
     seed: Seed = 0
+    minutes: Annotated[float, Option(min=0, help="Stop after so many minutes, if that comes first; 0: no limit.")] = 0
 
 
 def train_head(
@@ -138,8 +139,11 @@ def train_head(
     for step, (shard, rows) in enumerate(batches):
         if step < state["done"]:
             continue
-        if step == last:
-            break
+        done = step / last  # the share of the training
+        if plan.minutes:
+            done = max(done, (time.monotonic() - began) / (60 * plan.minutes))
+        if done >= 1:
+            break  # the checkpoint of a training that ran out of time may be older than the head
         torch.manual_seed(plan.seed + step)  # a seed for each step, so that a resumed training gives the same
         batch = shards[shard].read(rows)
         loss = torch.stack(
@@ -151,19 +155,20 @@ def train_head(
         loss.backward()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * _rate_share(step, last)
+                group["lr"] = group["initial_lr"] * _rate_share(step, done)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         progress(batch.tokens.numel())
-        if (step + 1) % every == 0 or step + 1 == last:
+        state["done"] = step + 1
+        if state["done"] % every == 0 or state["done"] == last:
             curve.append({"tokens": (step + 1) * batch.tokens.numel(), **validate(head, model, validation)})
-            state |= {"done": step + 1, "seconds": time.monotonic() - began, "head": head.state_dict()}
+            state |= {"seconds": time.monotonic() - began, "head": head.state_dict()}
             torch.save({**state, "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, checkpoint)
             log(json.dumps(curve[-1]))
     card = {
         **provenance,
         "plan": {name: getattr(plan, name) for name in TrainingPlan.__dataclass_fields__},
-        "optimizer_steps": last,
+        "optimizer_steps": state["done"],
         "seconds": round(time.monotonic() - began),  # with the validations
         "text": {**provenance_of(train[0]), "training_tokens": sum(shard.block["tokens"].numel() for shard in shards)},
         "held_out_tokens": VALIDATED_ROWS * validation.block["tokens"].shape[1],
@@ -384,12 +389,12 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def _rate_share(step: int, last: int) -> float:
-    """The share of the learning rate at a step: a short linear warm-up, then a linear decay to 0.
+def _rate_share(step: int, done: float) -> float:
+    """The share of the learning rate at a step: a short linear warm-up, then a linear decay to 0 as `done` nears 1.
 
     Held high for two thirds of a training, it brought trained heads no gain before it fell.
     """
-    return min((step + 1) / WARM_UP, 1 - step / last)
+    return min((step + 1) / WARM_UP, 1 - done)
 
 
 def _batches(rows: list[int], plan: TrainingPlan) -> Iterator[tuple[int, Tensor]]:
