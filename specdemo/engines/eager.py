@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..system.hardware import to_device
 from ..types import BadInput
-from .modules import decoder_layers, layers_at, outputs_of, stoppable, with_module
+from .modules import cache_argument, decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
 from .runner import CachedRunner, Runner, check_branches, check_fits
@@ -41,6 +41,7 @@ class EagerRunner(CachedRunner):
         self.vocab_size = model.config.get_text_config().vocab_size
         self.length = 0
         self._captured: list[Module] = []
+        self._cache_as = cache_argument(type(model))
         self._takes_positions = "position_ids" in signature(model.forward).parameters
 
     @property
@@ -121,7 +122,7 @@ class EagerRunner(CachedRunner):
         if self._takes_positions:  # as `generate` does: some models would count differently
             positions = torch.arange(start, start + len(ids), device=self._reads_on)
             options = {"position_ids": positions[None], **options}
-        return self.model(input_ids, past_key_values=self._cache, use_cache=True, **options)
+        return self.model(input_ids, use_cache=True, **{self._cache_as: self._cache}, **options)
 
 
 def for_sampling(rows: Tensor) -> Tensor:

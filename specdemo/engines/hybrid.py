@@ -128,4 +128,5 @@ class HybridRunner(EagerRunner):
         self._kept_at = length
 
     def _run(self, begin: int, end: int, **options: Any) -> Any:
-        return self.model(self._text[None, begin:end], past_key_values=self._cache, use_cache=True, **options)
+        options[self._cache_as] = self._cache
+        return self.model(self._text[None, begin:end], use_cache=True, **options)

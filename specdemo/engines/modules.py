@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..system.progress import check_stopped
 from ..types import BadInput
+
+
+def cache_argument(kind: type[PreTrainedModel]) -> str:
+    """What models of this class call their cache: `past_key_values`, from transformers 5.24 on `cache`.
+
+    Empty where they take none.
+    """
+    arguments = signature(kind.forward).parameters
+    return next((name for name in ("past_key_values", "cache") if name in arguments), "")
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:

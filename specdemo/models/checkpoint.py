@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.families import is_hybrid, knows
 from ..engines.layout import embeddings, final_norm, stored_as
+from ..engines.modules import cache_argument
 from ..engines.quantized import Weight, widened
 from ..system.hardware import AS_STORED, QUANTIZED, compute_dtype
 from .errors import wrap_load_errors
@@ -310,7 +310,7 @@ def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
             f"{source} cannot be used for speculative decoding here: it has layers ({kinds}) whose state cannot be "
             "rolled back after a rejected guess."
         )
-    if "past_key_values" not in signature(model_class.forward).parameters or kind in NOT_IN_PARTS:
+    if not cache_argument(model_class) or kind in NOT_IN_PARTS:
         raise LoadError(
             f"{source} cannot be used for speculative decoding here: a model of the type {kind!r} does not keep keys "
             "and values from which a pass over several tokens can go on."

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import Parameter
@@ -49,6 +50,10 @@ def find_mtp(
         return DrafterParts.open_mtp
     if kind not in APART | ONE_MORE or opened.engine != "eager":
         return f"this preset has a target of the type {kind}, whose MTP layers are not read here"
+    from transformers.modeling_layers import MtpModel
+
+    if not hasattr(MtpModel, "get_weight_conversions"):
+        return f"MTP layers need a newer transformers than {transformers.__version__}"
     if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
         return "this preset has a quantized target, and MTP layers are read only of others"
     if len(opened.placement) > 1:

@@ -12,6 +12,7 @@ import torch
 
 from ..engines.choose import SHARE
 from ..engines.families import attending_layers, head_width, is_hybrid, key_heads, knows
+from ..engines.modules import cache_argument
 from ..system.hardware import free_memory
 from ..types import BadInput
 from .checkpoint import empty_model
@@ -250,7 +251,7 @@ def _running_states(config: Any, dtype: torch.dtype) -> int:
     with torch.device("meta"), torch.inference_mode():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         cache = DynamicCache(config=model.config.get_text_config())
-        model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        model(torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **{cache_argument(type(model)): cache})
     held = [states for layer in cache.layers for states in vars(layer).values() if isinstance(states, dict)]
     tensors = [state for states in held for state in states.values() if isinstance(state, torch.Tensor)]
     return sum(one.numel() * (dtype if one.dtype == torch.bfloat16 else one.dtype).itemsize for one in tensors)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typer import Option
 
-from specdemo.engines.modules import layers_at, outputs_of
+from specdemo.engines.modules import cache_argument, layers_at, outputs_of
 from specdemo.engines.preallocated_cache import PreallocatedCache
 from specdemo.types import BadInput
 
@@ -170,8 +170,8 @@ def write_wave(
                 tokens[:, column, None].long().to(device),
                 position_ids=column - first,
                 attention_mask=seen[:, None, None],
-                past_key_values=cache,
                 use_cache=True,
+                **{cache_argument(type(model)): cache},
             ).logits[:, -1]
         if modules:
             states[:, column] = torch.cat([outputs[module] for module in modules], -1)[:, 0].cpu()
