@@ -429,6 +429,14 @@ def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
 
 
 @pytest.mark.slow
+def test_training_ends_when_its_time_is_up(text: Path, tmp_path: Path) -> None:
+    plan, out = replace(PLAN, tokens=10**9, minutes=0.01), tmp_path / "head.safetensors"
+    train_head(tiny_model("llama"), plan, text, out, {})
+    card = json.loads(out.with_suffix(".json").read_text())
+    assert 0 < card["optimizer_steps"] < 10**5
+    assert card["plan"]["minutes"] == 0.01
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
 def test_training_goes_on_from_its_checkpoint(plan: TrainingPlan, text: Path, tmp_path: Path) -> None:
     model, plan = tiny_model("llama"), replace(plan, tokens=plan.tokens // 2)
