@@ -28,7 +28,8 @@ from ..drafters.heads.ready import ReadyHead
 from ..drafters.heads.shapes import HeadShape
 from ..engines.choose import ops_for
 from ..engines.families import head_width
-from ..engines.gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
+from ..engines.gpu.capture import Capture, CudaCapture
+from ..engines.gpu.graph import GraphRunner, Graphs
 from ..engines.layout import FusedModel, embeddings
 from ..engines.rows import MOST_ROWS
 from ..system.hardware import compute_dtype

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engines.gpu.graph import CudaCapture
+from ..engines.gpu.capture import CudaCapture
 from ..engines.runner import Pass, Runner, Wanted, together_of
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ..decoding.drafter import alone, answered
 from ..decoding.rule import Drawn, Rule
-from ..engines.gpu.graph import CapturedFunctions
+from ..engines.gpu.capture import CapturedFunctions
 from ..engines.runner import Wanted
 from ..system.hardware import to_device
 from ..types import Draft

@@ -18,7 +18,8 @@ from . import ops
 from .cpu.library import library_for
 from .families import head_width, is_hybrid, knows
 from .fused import FusedRunner, SharedPasses
-from .gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
+from .gpu.capture import Capture, CudaCapture
+from .gpu.graph import GraphRunner, Graphs
 from .layout import FusedModel, Weights
 from .linear import can_pack
 from .native import NativeRunner, native_model

@@ -32,7 +32,8 @@ from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, CudaCapture, GraphRunner, Graphs, Outcome, Work
+from specdemo.engines.gpu.capture import CapturedFunctions, CudaCapture, Work
+from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, GraphRunner, Graphs, Outcome
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner, read_together
@@ -199,7 +200,7 @@ def test_what_cannot_be_captured_in_a_round_runs_as_it_comes(caplog: pytest.LogC
         state.add_(1)
         return x + state
 
-    functions = graph.CapturedFunctions(broken, state)
+    functions = CapturedFunctions(broken, state)
     assert [float(functions("key", grow)(torch.ones(2))[0]) for _ in range(2)] == [2, 3]
     assert caplog.text.count("runs as it comes") == 1
 

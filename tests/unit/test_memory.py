@@ -25,7 +25,8 @@ from specdemo.engines.cpu.huge_pages import WEIGHTS
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.families import knows
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
+from specdemo.engines.gpu.capture import Work
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.quantized import widened
 from specdemo.models import checkpoint as in_memory

@@ -50,7 +50,8 @@ from specdemo.engines import linear, ops
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import FusedRunner
-from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
+from specdemo.engines.gpu.capture import Work
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import ANY_ROWS

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...decoding.drafter import DrafterParts, ModelDrafter
 from ...decoding.rule import Rule
-from ...engines.gpu.graph import Capture, CudaCapture
+from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS
 from ...engines.runner import Runner, Wanted
 from ...system.hardware import to_device

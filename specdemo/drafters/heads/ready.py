@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...engines.cpu.library import PackedLinear
-from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, CapturedFunctions, Slot, SlotPool, Work
+from ...engines.gpu.capture import Capture, CapturedFunction, CapturedFunctions, Work
+from ...engines.gpu.graph import LENGTHS, LONGEST, Slot, SlotPool
 from ...engines.layout import Linear, Norm, Step
 from ...engines.quantized import Weight, rows_of
 from ...engines.runner import Wanted
