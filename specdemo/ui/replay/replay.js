@@ -156,7 +156,7 @@ class Replay {
     this.show.load(data, data.end, () => this.opened());
     this.lane = [this.race.stepped, ...Object.keys(data.lanes)].find((lane) => data.lanes[lane]); // gone through round by round
     this.rounds = roundsOf(data.lanes[this.lane]);
-    this.end = this.parts.scrub.max = this.show.horizon;
+    this.parts.scrub.max = this.end;
     this.ready(true);
     this.jump(0);
     if (page.replayRound) this.openRound(page.replayRound);
@@ -182,6 +182,10 @@ class Replay {
   }
 
   // --- the clock
+
+  get end() {
+    return this.show.horizon;
+  }
 
   /** The clock of the show has moved. */
   moved() {
