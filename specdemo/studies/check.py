@@ -50,9 +50,10 @@ ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."
 
 
 class Check(Study):
-    """Is speculation worth it for a model, or on a server that you run? Drafters are tried on the model, and the
-    fastest is examined on eight kinds of prompts, in turns with the target alone. The answer is yes, no or unclear,
-    with the reason, the best draft length, and what to change in the program that you use.
+    """Is speculation worth it for a model, or on a server that you run (vLLM, llama.cpp's server or SGLang)? Drafters
+    are tried on the model, and the fastest is examined on eight kinds of prompts, in turns with the target alone. The
+    answer is yes, no or unclear, with the reason, the best draft length, and what to change in the program that you
+    use.
     """
 
     name = "check"
