@@ -17,7 +17,7 @@ from typing import Any
 from ..decoding.events import Event, emitted_tokens
 from ..drafters.names import DRAFTERS
 from ..models.loaded import Loaded
-from ..racing.lanes import take_turns
+from ..racing.lanes import write_in_turn
 from ..racing.memory import Memory, remembering
 from ..racing.race import check_fits, start
 from ..racing.stats import Stats, counts_by_place
@@ -115,7 +115,7 @@ def _measured(
     servers: Mapping[Case, Server],
     texts: dict[Case, list[int]],
 ) -> dict[Case, Row]:
-    """A text by a case of others, or by each of ours in turn, of which the one that has written least goes next.
+    """A text by a case of others, or by each of ours in turn.
 
     The tokens of ours are added to `texts`.
     """
@@ -127,9 +127,7 @@ def _measured(
     for case in cases:
         chosen = replace(settings, k=case.k or 0, rule=case.rule or MATCH, tree=case.method == TREE)
         lanes[case] = start(loaded, case.drafter or "none", prompt_ids, chosen)
-    written: dict[Case, list[Event]] = {case: [] for case in cases}
-    for case, event in take_turns(lanes, lambda event: len(emitted_tokens(event))):
-        written[case].append(event)
+    written = write_in_turn(lanes)
     for case, events in written.items():
         texts[case] = [token.id for event in events for token in emitted_tokens(event)]
     return {case: _outcome(events, texts[case]) for case, events in written.items()}

@@ -7,8 +7,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..decoding.events import Event, engine_seconds
+from ..decoding.events import Event, emitted_tokens, engine_seconds
 from ..decoding.rule import Rule
+from ..system.progress import check_stopped
 from .probabilities import probabilities_of
 from .text import TextReader
 from .trace import Entry
@@ -44,6 +45,21 @@ def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]
             rule, text = by_name[name].rule, by_name[name].text
             spans = text.read(event)
             yield Entry(name, event, spans, probabilities_of(event, rule, text.name) if rule else ())
+
+
+def write_in_turn(runs: Mapping[Name, Iterator[Event]]) -> dict[Name, list[Event]]:
+    """The events of several runs, a round each in turn, of which the one that has written least goes next: whatever
+    slows down the machine for a while slows all of them, at the same place of the text.
+
+    Raises:
+        Stopped: whoever waits for it has stopped it.
+    """
+    found: dict[Name, list[Event]] = {name: [] for name in runs}
+    with closing(take_turns(runs, lambda event: len(emitted_tokens(event)))) as turns:  # type: ignore[type-var]
+        for name, event in turns:
+            check_stopped()
+            found[name].append(event)
+    return found
 
 
 def take_turns(runs: Mapping[Name, Iterator[Step]], step: Callable[[Step], float]) -> Iterator[tuple[Name, Step]]:

@@ -50,9 +50,10 @@ ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."
 
 
 class Check(Study):
-    """Is speculation worth it for a model, or on a server that you run? Drafters are tried on the model, and the
-    fastest is examined on eight kinds of prompts, in turns with the target alone. The answer is yes, no or unclear,
-    with the reason, the best draft length, and what to change in the program that you use.
+    """Is speculation worth it for a model, or on a server that you run (vLLM, llama.cpp's server or SGLang)? Drafters
+    are tried on the model, and the fastest is examined on eight kinds of prompts, in turns with the target alone, a
+    round each. The answer is yes, no or unclear, with the reason, the best draft length, and what to change in the
+    program that you use.
     """
 
     name = "check"
@@ -134,7 +135,7 @@ class Check(Study):
             for name, writer in tried.items():
                 try:
                     with attended(lambda: bool(self.trials) and time.monotonic() > end):
-                        pair = writer.write(prompt.prompt, settings), alone.write(prompt.prompt, settings)
+                        pair = writer.write_beside(alone, prompt.prompt, settings)
                 except Stopped:
                     check_stopped()  # by whoever waits for it
                     return

@@ -1,7 +1,8 @@
 """Does speculation pay here, and if not, why: texts by a server or a preset, with speculation and without.
 
 Three parts: prompts of eight kinds one after the other, several requests at once, and longer and longer prompts. Both
-sides take turns, and a part that the time does not allow is left out and said to be. `diagnosis` says what it means.
+sides take turns, those of a preset a round each, and a part that the time does not allow is left out and said to be.
+`diagnosis` says what it means.
 """
 
 from __future__ import annotations
@@ -203,11 +204,13 @@ class Doctor:
 
     def _pair(self, text: str, settings: Settings) -> tuple[Written, Written | None]:
         """Both sides write one text; who begins changes, so that neither is always the first."""
-        sides = [side for side in (self.with_drafts, self.alone) if side is not None]
-        found = {}
-        for side in sides if len(self.samples) % 2 else reversed(sides):
-            found[side] = self._in_time(side.write, text, settings)
-        return found[self.with_drafts], found[self.alone] if self.alone else None
+        mine, alone = self.with_drafts, self.alone
+        if alone is None:
+            return self._in_time(mine.write, text, settings), None
+        if len(self.samples) % 2:
+            return self._in_time(mine.write_beside, alone, text, settings)
+        theirs, written = self._in_time(alone.write_beside, mine, text, settings)
+        return written, theirs
 
     def _crowd(self, count: int) -> Crowd:
         texts = [prompt.prompt for prompt in islice(cycle(self.prompts), max(count, LEAST_TEXTS))]

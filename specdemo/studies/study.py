@@ -86,7 +86,14 @@ class Study:
     @classmethod
     def form(cls, servers: bool = True) -> list[Field]:
         """The fields of the form; without `servers` those for a page whose visitors may not name any."""
-        return [field for field in cls.fields if field.only != COMMAND and (servers or field.kind not in OF_SERVERS)]
+        hidden = set() if servers else cls._of_servers()
+        return [field for field in cls.fields if field.only != COMMAND and field.name not in hidden]
+
+    @classmethod
+    def _of_servers(cls) -> set[str]:
+        """The fields in groups with addresses."""
+        groups = {field.group for field in cls.fields if field.kind in OF_SERVERS}
+        return {field.name for field in cls.fields if field.group in groups}
 
     @classmethod
     def options(cls) -> list[Field]:
@@ -100,8 +107,8 @@ class Study:
         Raises:
             BadInput: the first one that is wrong.
         """
-        asked = (field for field in cls.form() if field.kind not in OF_SERVERS or field.name in values)
-        return {field.name: field.read(values.get(field.name)) for field in asked}
+        optional = cls._of_servers() - values.keys()
+        return {field.name: field.read(values.get(field.name)) for field in cls.form() if field.name not in optional}
 
     @classmethod
     def told(cls, asked: Mapping[str, Any]) -> dict[str, Any]:

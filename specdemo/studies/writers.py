@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..decoding.events import Event, Round, emitted_tokens
 from ..models.loaded import Loaded
 from ..racing.compare import tokens_of
-from ..racing.lanes import race_lanes
+from ..racing.lanes import race_lanes, write_in_turn
 from ..racing.race import start
 from ..racing.stats import Stats, counts_by_place
 from ..servers.dialects import Dialect
 from ..servers.race import gap, server_lane
 from ..servers.steps import Told
-from ..system.progress import check_stopped
 from ..types import Settings, Token
 
 Places = list[tuple[int | None, int]]
@@ -65,11 +63,15 @@ class Writer(Protocol):
             Stopped: whoever waits for it has stopped it.
         """
 
+    def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Written, Written]:
+        """One text each by this and by another `Writer` of its kind, this one first where one follows the other."""
+        return self.write(prompt, settings), other.write(prompt, settings)
+
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
         """How far apart the logits of two tokens are after a text; None if that is unknown."""
 
 
-class ServerWriter:
+class ServerWriter(Writer):
     """A `Writer`: a server, as it is."""
 
     at_once = True
@@ -114,7 +116,15 @@ def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
     return [(sum(tested for tested, _ in each), sum(accepted for _, accepted in each)) for each in places]
 
 
-class PresetWriter:
+def _of_preset(events: Sequence[Event]) -> Written:
+    stats = Stats.of(events)
+    tokens = [token for event in events for token in emitted_tokens(event)]
+    places: Places | None = [*counts_by_place(events)]
+    halves = _halves(events, len(tokens))
+    return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, halves=halves)
+
+
+class PresetWriter(Writer):
     """A `Writer`: the target of a loaded preset with a drafter, `none` for the target alone."""
 
     at_once = False
@@ -125,16 +135,17 @@ class PresetWriter:
         self.facts = {**named, "drafter": drafter, "k": k}
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
-        ids, events = self.loaded.encode(prompt), []
-        with closing(start(self.loaded, self.drafter, ids, replace(settings, k=self.k))) as run:  # type: ignore[type-var]
-            for event in run:
-                check_stopped()
-                events.append(event)
-        stats = Stats.of(events)
-        tokens = [token for event in events for token in emitted_tokens(event)]
-        places: Places | None = [*counts_by_place(events)]
-        halves = _halves(events, len(tokens))
-        return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, halves=halves)
+        (events,) = write_in_turn({self: self._run(prompt, settings)}).values()
+        return _of_preset(events)
+
+    def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Written, Written]:
+        """A round each in turn, or a busy moment of the machine would slow down only one of them."""
+        assert isinstance(other, PresetWriter)
+        mine, theirs = write_in_turn({writer: writer._run(prompt, settings) for writer in (self, other)}).values()
+        return _of_preset(mine), _of_preset(theirs)
+
+    def _run(self, prompt: str, settings: Settings) -> Iterator[Event]:
+        return start(self.loaded, self.drafter, self.loaded.encode(prompt), replace(settings, k=self.k))
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
         return None  # its tokens have margins

@@ -15,62 +15,61 @@ from .runs import Runs
 from .serving.line import MODEL, QUIET, job
 from .values import to_json
 
-Asks = tuple[str, gr.Button, list[Any], Callable[[Sequence[Any]], Job]]
 
-
-def wire_job(engine: Engine, runs: Runs, work: str, part: Any, script: str, asks: Sequence[Asks]) -> None:
+def wire_job(
+    engine: Engine,
+    runs: Runs,
+    work: str,
+    part: Any,
+    script: str,
+    button: gr.Button,
+    fields: list[Any],
+    read: Callable[[Sequence[Any]], Job],
+) -> None:
     """
     Args:
         work: see `durations.Timed`.
         part: what shows the job.
         script: the name of the job in the page.
-        asks: for each button the part's event that follows it, the fields that are read, and what makes a job of their
-            raw values.
+        button: asks for it.
+        read: makes a job of the raw values of the `fields`.
     """
 
-    def checker(read: Callable[[Sequence[Any]], Job], event: str) -> Any:
-        def check(*values: Any) -> str:
-            """Before the job joins the line, where it could wait for minutes only to fail. The script then triggers the
-            `event`, or says why not."""
-            try:
-                read(values)
-            except Exception as error:
-                return _refusal(engine.sentence(error))
-            return to_json({"go": event, "id": uuid4().hex})
+    def check(*values: Any) -> str:
+        """Before the job joins the line, where it could wait for minutes only to fail. The script then triggers `go`,
+        or says why not."""
+        try:
+            read(values)
+        except Exception as error:
+            return _refusal(engine.sentence(error))
+        return to_json({"go": True, "id": uuid4().hex})
 
-        return check
-
-    def runner(read: Callable[[Sequence[Any]], Job]) -> Any:
-        @job(work)
-        def run(request: gr.Request, *values: Any) -> Iterator[str]:
-            """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
-            try:
-                begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
-            except Exception as error:
-                yield _refusal(engine.sentence(error))
-                return
-            yield to_json({"run": begun.id})
-            with suppress(EngineTrouble):  # the page was told by the run's last message
-                for _ in runs.play(begun, engine):
-                    pass
-
-        return run
+    @job(work)
+    def run(request: gr.Request, *values: Any) -> Iterator[str]:
+        """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
+        try:
+            begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
+        except Exception as error:
+            yield _refusal(engine.sentence(error))
+            return
+        yield to_json({"run": begun.id})
+        with suppress(EngineTrouble):  # the page was told by the run's last message
+            for _ in runs.play(begun, engine):
+                pass
 
     def refused(request: gr.Request) -> Any:
         """Why it was not let into the line."""
         sentence = runs.refusal(request.session_hash, work)
         return _refusal(sentence) if sentence else gr.skip()
 
-    running = []
-    for event, button, fields, read in asks:
-        given = {"inputs": fields, "outputs": part, "preprocess": False, **QUIET}
-        pressed, unable = f"(...values) => {script}.wait(values, '{button.elem_id}')", f"() => {script}.unable()"
-        button.click(checker(read, event), queue=False, js=pressed, **given).failure(None, js=unable)
-        # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
-        running.append(getattr(part, event)(runner(read), trigger_mode="multiple", **given, **MODEL))
-        told = running[-1].failure(refused, None, part, queue=False, **QUIET)
-        told.then(None, js=unable)  # if nothing was told
-    part.cancel(None, cancels=running)
+    given = {"inputs": fields, "outputs": part, "preprocess": False, **QUIET}
+    pressed, unable = f"(...values) => {script}.wait(values)", f"() => {script}.unable()"
+    button.click(check, queue=False, js=pressed, **given).failure(None, js=unable)
+    # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
+    running = part.go(run, trigger_mode="multiple", **given, **MODEL)
+    told = running.failure(refused, None, part, queue=False, **QUIET)
+    told.then(None, js=unable)  # if nothing was told
+    part.cancel(None, cancels=[running])
 
 
 def _refusal(sentence: str) -> str:

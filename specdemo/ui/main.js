@@ -1,6 +1,5 @@
 // The page's scripts. What Gradio's events call stands in `window.specdemo`.
 import { page } from "./assets/page.js";
-import { mountSaid } from "./assets/said.js";
 import * as top from "./assets/top.js";
 import { mountStudy } from "./lab/study.js";
 import { openAhead } from "./race/ahead.js";
@@ -12,6 +11,6 @@ import { copyLink } from "./share/links.js";
 import { mountShare } from "./share/share.js";
 import { showSharing } from "./watch/share.js";
 
-Object.assign(page, top, form, { copyLink, mountRace, mountReplay, mountSaid, mountShare, mountStudy, showSharing });
+Object.assign(page, top, form, { copyLink, mountRace, mountReplay, mountShare, mountStudy, showSharing });
 page.stage = new Stage();
 openAhead();

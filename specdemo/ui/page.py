@@ -15,7 +15,7 @@ from .engine import Engine
 from .lab.tab import add_check, add_lab
 from .part import Part
 from .race.form import describe, menu
-from .race.tab import add_race, fill_from_link, wire_presets
+from .race.tab import add_race, fill_from_link, wire_presets, wire_run
 from .replay.routes import attracting_files, opening_file
 from .replay.tab import add_replay
 from .runs import Runs
@@ -62,11 +62,12 @@ def build_page(
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file(), attracting_files())
                 filled_again = add_share(runs, form)
             with gr.Tab("Check", id="check-tab"):
-                add_check(engine, runs, form, top, budgets)
+                servers = add_check(engine, runs, form, top, budgets)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
             with gr.Tab("Replay", id="replay-tab"):
                 add_replay(runs)
+        wire_run(engine, runs, form, servers, budgets)
         wire_presets(engine, form, top, budgets)
         for filled in (fill_from_link(page, engine, form, notes, budgets), filled_again):
             _wire_opening(engine, form, top, filled)

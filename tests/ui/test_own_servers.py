@@ -21,14 +21,15 @@ from specdemo.types import BadInput, Settings
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.race.form import FIELDS
+from specdemo.ui.race.form import FIELDS, read_form
 from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
-from .browser import parts_by_id, sentence, settings, shared, tokens_shown
+from .browser import open_tab, parts_by_id, run, sentence, settings, shared, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script
+from .test_page import SHIFTS, serious
 
 KEY, OTHER = "sk-very-secret-0123456789", "sk-another-secret-987654"
 TEXT = "The snow lies soft upon the hill"
@@ -179,6 +180,11 @@ SOUND = {
 }
 
 
+def sound(**values: Any) -> Request:
+    """What the form asks for with these values."""
+    return read_form([{**SOUND, **values}[name] for name in FIELDS], PRESETS)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -191,65 +197,102 @@ SOUND = {
     ],
 )
 def test_what_cannot_be_asked_is_refused_without_being_quoted(values: tuple[Any, ...], words: str) -> None:
-    form = [SOUND[name] for name in FIELDS]
     with pytest.raises(BadInput, match=words) as refused:
-        read_servers([*form, *values], Script().engine(), Budgets())
+        read_servers(sound(), values)
     assert KEY not in str(refused.value)
 
 
 def test_a_server_is_not_raced_with_several_readers() -> None:
-    form = [{**SOUND, "readers": "2"}[name] for name in FIELDS]
     with pytest.raises(BadInput, match="A server is raced with 1 reader"):
-        read_servers([*form, "http://127.0.0.1:9", "", "", ""], Script().engine(), Budgets())
+        read_servers(sound(readers="2"), ["http://127.0.0.1:9", "", "", ""])
 
 
 # On the page ----------------------------------------------------------------------------------------------------
 
 
 def name_servers(page: Page, server: str, key: str = "", baseline: str = "") -> None:
-    settings(page)
-    if not page.locator("#server-address").is_visible():
+    """Name them in Check, and press "Race it" by the keyboard."""
+    open_tab(page, "Check")
+    if not page.locator("#lab-check-server").is_visible():
         page.get_by_role("button", name="Your own server").click()
-    for name, value in (("server-address", server), ("server-key", key), ("baseline-address", baseline)):
-        page.locator(f"#{name} :is(input, textarea)").fill(value)
-    page.fill("#prompt textarea", "Hi")
-    page.click("#server-run")
+    for name, value in (("server", server), ("server_key", key), ("baseline", baseline)):
+        page.locator(f"#lab-check-{name} :is(input, textarea)").fill(value)
+    page.get_by_role("button", name="Race it").press("Enter")
 
 
 def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair) -> None:
     page = visit()
+    page.fill("#prompt textarea", "Hi")
+    expect(page.locator("#raced")).not_to_be_attached()
     name_servers(page, drafting[1], KEY, plain[1])
+    expect(page.locator("#run")).to_be_focused()
+    expect(page.get_by_label("Your server")).to_be_checked()
+    page.keyboard.press("Enter")
     page.locator(".sd-arena[data-state=ended]").wait_for()
-    expect(page.locator("#race .sd-lanes")).to_be_in_viewport()  # though the button is far below it
-    expect(page.locator("#server-said .sd-said")).to_be_empty()
+    assert serious(page) == []
+    expect(page.locator("#race .sd-lanes")).to_be_in_viewport()
     for lane in (PLAIN, SPECULATIVE):
         written = [text for text, code in tokens_shown(page, lane) if code not in ("x", "u")]
         assert "".join(written) == TEXT
     assert page.locator(".sd-badge").inner_text().startswith("Same text")
-    assert page.locator("#server-key input").get_attribute("type") == "password"
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     with page.expect_download() as download:
         shared(page, "trace")
     assert KEY not in download.value.path().read_text()
-    assert KEY not in page.content() + page.url
+    assert KEY not in page.content() + page.url + str(page.evaluate("({ ...localStorage })"))
+    expect(page.locator(".sd-mine-how")).to_contain_text("the server's own")
+    expect(page.locator(".sd-run-again")).to_be_hidden()  # no link can name the server
+    open_tab(page, "Check")
+    assert page.locator("#lab-check-server_key input").get_attribute("type") == "password"
+    assert serious(page) == []
 
 
-def test_a_server_that_is_not_there_is_said(visit: Visit) -> None:
+def test_a_server_that_is_not_there_is_said_and_the_preset_races_again(visit: Visit) -> None:
     page = visit()
-    name_servers(page, "http://127.0.0.1:9", KEY)
-    page.locator(".sd-arena[data-state=failed]").wait_for()
-    said = page.locator("#server-said .sd-said")  # beside the button, and not only at the top of the page
-    expect(said).to_contain_text("The server at http://127.0.0.1:9 cannot be reached")
+    name_servers(page, "localhost", KEY)
+    said = page.locator("#lab-check .lab-says [role=status]")  # beside the button
+    expect(said).to_contain_text("A server's address looks like")
     expect(said).to_be_in_viewport()
-    expect(page.locator("#race .sd-sentence")).not_to_be_in_viewport()
-    assert sentence(page) == said.inner_text()
-    name_servers(page, "")
-    expect(said).to_have_text("Type the address of your server, such as http://127.0.0.1:8080.")
-    page.click("#run")
+    name_servers(page, "http://127.0.0.1:9", KEY)
+    run(page, "Hi", until="failed")
+    assert "The server at http://127.0.0.1:9 cannot be reached" in sentence(page)
     expect(said).to_be_empty()
-    page.locator(".sd-arena[data-state=ended]").wait_for()
+    open_tab(page, "Check")
+    page.locator("#lab-check-server :is(input, textarea)").fill("")
+    run(page, until="failed")
+    assert sentence(page) == "Type the address of your server in the tab Check, such as http://127.0.0.1:8080."
+    name_servers(page, "")
+    expect(page.get_by_label("The preset")).to_be_checked()
+    run(page)
+
+
+def test_a_model_that_was_checked_is_raced_by_the_same_button(visit: Visit, script: Script) -> None:
+    page = visit(width=390, before=SHIFTS)
+    open_tab(page, "Check")
+    page.get_by_role("button", name="Race it").press("Enter")
+    expect(page.locator("#run")).to_be_focused()
+    assert page.evaluate("window.shifts") == []
+    expect(page.locator("#run")).to_be_in_viewport()
+    expect(page.locator("#raced")).not_to_be_attached()  # there is no choice
+    run(page, "one two three")
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+def test_choosing_a_preset_or_an_earlier_race_chooses_the_model(visit: Visit, drafting: Pair) -> None:
+    page = visit()
+    run(page, "one two three")
+    name_servers(page, drafting[1])
+    expect(page.get_by_label("Your server")).to_be_checked()
+    page.locator(".sd-mine summary").click()
+    page.locator(".sd-run-again").click()
+    expect(page.get_by_label("The preset")).to_be_checked()
+    page.get_by_label("Your server").check()
+    settings(page)
+    page.click("#preset input")
+    page.get_by_role("option", name="Other 1.7B").click()
+    expect(page.get_by_label("The preset")).to_be_checked()
 
 
 @pytest.mark.slow
@@ -259,15 +302,13 @@ def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
     monkeypatch.setenv("SPACE_ID", "someone/space")
     monkeypatch.setenv("SPECDEMO_ALLOW", "someone/big")
     parts = parts_by_id()
-    assert not parts["servers"].visible
-    assert "lab-check-server" not in parts
+    assert not {"lab-check-server", "lab-check-at_once"} & parts.keys()
     monkeypatch.setenv("SPECDEMO_ALLOW", f"someone/big {drafting[1]}")
-    assert parts_by_id()["servers"].visible
-    script, form = Script(), [SOUND[name] for name in FIELDS]
+    assert parts_by_id()["lab-check-server"].info == f"This Space allows: {drafting[1]}."
     with pytest.raises(BadInput, match="This Space asks only the servers that its owner allows"):
-        read_servers([*form, "http://127.0.0.1:9", "", "", ""], script.engine(), Budgets())
-    assert played(read_servers([*form, drafting[1], "", "", ""], script.engine(), Budgets()), script)["end"]
-    assert not {"servers", "lab-check-server"} & parts_by_id(Budgets(own_models=False)).keys()
+        read_servers(sound(), ["http://127.0.0.1:9", "", "", ""])
+    assert played(read_servers(sound(), [drafting[1], "", "", ""]), Script())["end"]
+    assert not {"lab-check-server", "lab-check-at_once"} & parts_by_id(Budgets(own_models=False)).keys()
 
 
 # Check -----------------------------------------------------------------------------------------------------

@@ -199,7 +199,8 @@ def test_what_python_says_of_a_failure_does_not_reach_the_page(
         answer = client.post("/gradio_api/run/predict", json=body)
         assert (answer.status_code, answer.json()) == (500, {"error": None})
         # The handler of Run.
-        body = {"fn_index": index["click", len(FIELDS)], "data": [None] * len(FIELDS), "session_hash": "a"}
+        data = [*[None] * len(FIELDS), "preset", *[""] * 4]  # and what races, and the servers
+        body = {"fn_index": index["click", len(data)], "data": data, "session_hash": "a"}
         assert client.post("/gradio_api/queue/join", json=body).status_code == 200
         told = client.get("/gradio_api/queue/data", params={"session_hash": "a"}).text
     assert "Something went wrong in the engine: RuntimeError. The log of the server says more." in told

@@ -74,11 +74,6 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
     run(racing, until="failed")
     words_of_limit = "max new tokens must be a whole number from 1 to 2,000, not -5."
     expect(racing.locator("#race .sd-sentence")).to_have_text(words_of_limit)
-    racing.get_by_role("button", name="Your own server").click()
-    racing.locator("#server-address :is(input, textarea)").fill("http://127.0.0.1:9")
-    racing.click("#server-run")
-    expect(racing.locator("#server-said .sd-said")).to_have_text(words_of_limit)
-    expect(racing.locator("#server-said .sd-said")).to_be_in_viewport()
     open_lab(studying)
     studying.fill("#lab-domains-max_new_tokens input", "-5")
     studying.click("#lab-domains .lab-run")

@@ -28,7 +28,7 @@ from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
 from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, DoctorPlan, Sample, lengthened
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
-from specdemo.studies.writers import Written, _of_server
+from specdemo.studies.writers import Writer, Written, _of_server
 from specdemo.system.progress import check_stopped
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
@@ -60,7 +60,7 @@ def written(rounds: Rounds, seconds: float) -> Written:
     return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)])
 
 
-class Scripted:
+class Scripted(Writer):
     """A `Writer` whose texts are all alike; `before` is called with the number of each text, from 0."""
 
     def __init__(self, rounds: Rounds, seconds: float, before: Callable[[int], None] = lambda _: None) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY, named
+from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models.loaded import Loaded
+from specdemo.racing.race import start
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
 from specdemo.studies import doctor as doctors
@@ -242,6 +244,38 @@ def test_a_baseline_belongs_to_a_server(command: Command) -> None:
 
 
 # A preset, and a real server ----------------------------------------------------------------------------------
+
+
+def test_a_preset_and_its_target_alone_write_a_round_each_in_turn(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts and rounds are those that each writes by itself."""
+    steps: list[tuple[str, int]] = []
+
+    def watched(loaded: Loaded, drafter: str, *asked: Any) -> Iterator[Event]:
+        for event in start(loaded, drafter, *asked):
+            steps.append((drafter, len(emitted_tokens(event))))
+            yield event
+
+    settings = Settings(max_new_tokens=24)
+    mine, alone = PresetWriter(loaded, "draft-model", 3), PresetWriter(loaded, "none", 0)
+    apart = [writer.write("the cat sat", settings) for writer in (mine, alone)]
+    monkeypatch.setattr("specdemo.studies.writers.start", watched)
+    for together in (
+        mine.write_beside(alone, "the cat sat", settings),
+        alone.write_beside(mine, "the cat sat", settings)[::-1],
+    ):
+        for one, other in zip(apart, together, strict=True):
+            assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
+            assert (one.rounds, one.drafted, one.places) == (other.rounds, other.drafted, other.places)
+    half = len(steps) // 2
+    for first, turns in (("draft-model", steps[:half]), ("none", steps[half:])):
+        assert turns[0][0] == first
+        written = {"draft-model": 0, "none": 0}
+        for drafter, tokens in turns:
+            assert tokens == 0 or written[drafter] == min(written.values())
+            written[drafter] += tokens
+        assert set(written.values()) == {24}
 
 
 def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:

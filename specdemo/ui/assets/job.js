@@ -14,13 +14,12 @@ export class Job {
   }
 
   /** Its button was pressed; nothing has come back yet. The values of the form go on to the server as they are. */
-  wait(values, button) {
+  wait(values) {
     if (this.busy) {
       this.cancelled = true; // Gradio calls it a failure that this one is not run
       throw new Error(`A ${this.kind} is waiting or running.`);
     }
-    Object.assign(this, { run: null, button });
-    for (const say of Object.values(page.beside)) say({});
+    this.run = null;
     this.say("waiting");
     this.words("Waiting for the model.");
     const waits = () => this.is("waiting") && !this.run;
@@ -29,11 +28,11 @@ export class Job {
     return values;
   }
 
-  /** What the server answers to the press: the event by which the job joins the line (`go`), the `run` to follow, or why
+  /** What the server answers to the press: that the job may join the line (`go`), the `run` to follow, or why
    *  there is none (`error`). Stop may have been pressed meanwhile. */
   told({ go, run, error }) {
     const waits = this.is("waiting");
-    if (go && waits) this.trigger(go);
+    if (go && waits) this.trigger("go");
     else if (run && waits) this.follow(run);
     else if (run) this.server.halt(run);
     else if (error) this.over(error, "failed");

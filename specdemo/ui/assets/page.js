@@ -3,8 +3,8 @@ import { html } from "../templates.js"; // which the server makes of page.html a
 
 /** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset; after how
  *  many milliseconds without a connection the server counts as lost; what is called with the place in line of what waits;
- *  what says something beside a button, by its id; and the studies of the Lab by name. */
-export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, beside: {}, lab: {} });
+ *  and the studies of the Lab by name. */
+export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, lab: {} });
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [
@@ -26,6 +26,11 @@ export const make = (tag, className = "", ...contents) => {
   if (className) node.className = className;
   node.append(...contents);
   return node;
+};
+/** Open one of the page's tabs. */
+export const openTab = (name) => {
+  const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
+  tabs.find((tab) => tab.textContent.trim() === name).click();
 };
 export const button = (className, text, act) => {
   const node = Object.assign(make("button", className, text), { type: "button" });

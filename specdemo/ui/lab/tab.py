@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from inspect import getdoc
 from itertools import groupby
 from operator import attrgetter
@@ -13,17 +14,19 @@ from typing import Any
 import gradio as gr
 from gradio.processing_utils import save_bytes_to_cache
 
-from ...studies.check import Check
+from ...studies.check import SERVERS, Check
 from ...studies.explain import Theory
-from ...studies.lab import ALL
-from ...studies.study import ABLE, Study
+from ...studies.lab import STUDIES
+from ...studies.study import ABLE, EXAMPLE, Study
 from ...system.allowed import allowed
-from ...types import Field, one_of
+from ...types import OF_SERVERS, BadInput, Field, one_of
 from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
 from ..part import Part
+from ..race.form import OF_PRESET, OF_SERVER
 from ..race.own_models import add_own_models
+from ..race.own_servers import read_places
 from ..race.run import Run
 from ..runs import Runs
 from ..serving.line import QUIET
@@ -37,9 +40,9 @@ FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
 
-def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:
+def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> list[Any]:
     """Put the tab Check where it is called: whether speculation pays for a model or a server that is named, and what to
-    expect of other numbers.
+    expect of other numbers. Returns its fields for servers, if there are any.
 
     Args:
         form: the controls of the Race tab, of which a loaded model is chosen.
@@ -54,7 +57,8 @@ def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, bu
             add_own_models(engine, runs, form, budgets)
 
     with gr.Tabs(elem_id="check"):
-        _add_tabs(FRONT, engine, runs, form["preset"], top, budgets, {Check: named})
+        check, _ = _add_tabs(FRONT, engine, runs, form["preset"], top, budgets, {Check: named})
+    return check.wire_racing(form["raced"])
 
 
 def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budgets: Budgets) -> None:
@@ -64,7 +68,7 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
         top: triggers `able` when it is known what the preset can use.
     """
     with gr.Tabs(elem_id="lab"):
-        _add_tabs([study for study in ALL if study not in FRONT], engine, runs, preset, top, budgets)
+        _add_tabs([study for study in STUDIES.values() if study not in FRONT], engine, runs, preset, top, budgets)
 
 
 def _add_tabs(
@@ -75,7 +79,7 @@ def _add_tabs(
     top: gr.HTML,
     budgets: Budgets,
     above: Mapping[type[Study], Callable[[], None]] = {},  # never changed
-) -> None:
+) -> list[StudyTab]:
     """`above` adds to the top of a study's form."""
     servers = budgets.own_models and allowed(servers=True) != ()
     tabs = [StudyTab(study, study.form(servers), engine, runs, above.get(study)) for study in studies]
@@ -84,6 +88,7 @@ def _add_tabs(
         tab.wire_drafters(preset, top)
         if tab.study is Theory:
             tab.wire_theory()
+    return tabs
 
 
 def _checked(engine: Engine, preset: Any) -> str:
@@ -101,7 +106,7 @@ class StudyTab:
         runs: Runs,
         above: Callable[[], None] | None = None,
     ) -> None:
-        """With something `above` its form, what may be filled in is folded below the button."""
+        """With something `above` its form, that is folded: fields for servers above the button, others below."""
         self.study, self.form, self.engine, self.runs = study, form, engine, runs
         with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
             self.measured = gr.State()  # `theory.Measured`
@@ -110,20 +115,22 @@ class StudyTab:
                 with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
                     if above:
                         above()
-                    else:
-                        self.fields = dict(_controls(study.name, form, engine))
+                    first = [field for field in form if not above or field.group == SERVERS]
+                    self.fields = dict(_controls(study.name, first, engine, folded=above is not None))
                     with gr.Column(elem_classes="lab-go"):
                         with gr.Row():
                             self.run = gr.Button(
                                 study.button, variant="primary", scale=2, min_width=80, elem_classes="lab-run"
                             )
                             self.stop = gr.Button("Stop", min_width=80, elem_classes="lab-stop")
+                        if study is Check:
+                            self.race_it = gr.Button("Race it")
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
                         script = {"server_functions": [halting(runs)], "study": study.name, "elem_classes": "lab-says"}
                         self.says = Part("mountStudy", ("go", "show", "cancel"), **script)
-                    if above:
-                        self.fields = dict(_controls(study.name, form, engine, folded=True))
+                    others = [field for field in form if field not in first]
+                    self.fields |= _controls(study.name, others, engine, folded=True)
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
@@ -136,8 +143,8 @@ class StudyTab:
     def wire_run(self, preset: gr.Dropdown, seconds: float) -> None:
         """`seconds` are the most that a run may take."""
         fields, script = [preset, *self.fields.values()], f"specdemo.lab.{self.study.name}"
-        asks = [("go", self.run, fields, lambda values: self.read(values, seconds))]
-        wire_job(self.engine, self.runs, work_of(self.study), self.says, script, asks)
+        read = partial(self.read, seconds=seconds)
+        wire_job(self.engine, self.runs, work_of(self.study), self.says, script, self.run, fields, read)
         self.stop.click(None, js=f"() => {script}.stop()")
         shown = [*self.results.parts, self.measured, *self.numbers, self.files, *self.downloads.values()]
         self.says.show(self.show, None, shown, queue=False, trigger_mode="always_last", **QUIET)
@@ -196,6 +203,28 @@ class StudyTab:
         preset.change(begin, preset, controls, preprocess=False, queue=False, **QUIET)
         top.able(keep, [preset, *controls], controls, preprocess=False, queue=False, **QUIET)
 
+    # --- what is checked can be raced
+
+    def wire_racing(self, raced: gr.Radio) -> list[Any]:
+        """Let what is checked be `raced`: a server that is named, else the chosen preset. Returns the fields for
+        servers."""
+        servers = [self.fields[field.name] for field in self.form if field.kind in OF_SERVERS]
+
+        def choose(*places: Any) -> Updates:
+            chosen: dict[str, Any] = {"value": OF_PRESET}
+            try:
+                if any(places):
+                    read_places(places)
+                    chosen = {"value": OF_SERVER, "visible": True}
+            except BadInput as error:
+                return {self.says: said(str(error), failed=True)}
+            return {self.says: said(""), raced: gr.update(**chosen)}
+
+        told = {"preprocess": False, "queue": False, **QUIET}
+        chose = self.race_it.click(choose, servers, [self.says, raced], **told)
+        chose.success(None, self.says, None, js="(said) => JSON.parse(said).failed || specdemo.showRace()")
+        return servers
+
     # --- the theory answers at once, and takes numbers from a race
 
     def wire_theory(self) -> None:
@@ -253,7 +282,9 @@ def _control(field: Field, elem_id: str, engine: Engine) -> Any:
             return gr.Number(field.value, info=f"{field.bounds()}. {field.info}".strip(), step=step, **named)
         case "address" | "key":
             hidden = "password" if field.kind == "key" else "text"
-            return gr.Textbox(field.value, info=field.info or None, type=hidden, max_lines=1, **named)
+            names = allowed(servers=True) if field.info == EXAMPLE else None
+            info = f"This Space allows: {', '.join(names)}." if names else field.info
+            return gr.Textbox(field.value, info=info or None, type=hidden, max_lines=1, **named)
         case "text":
             return gr.Textbox(field.value, lines=2, max_lines=6, **named)
         case "choice":

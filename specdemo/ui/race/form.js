@@ -99,5 +99,18 @@ export const opened = (known, values) => {
   return filled;
 };
 
+const FRAMES = 60; // in which a tab opens
+
+/** Open the tab of the form, ready to press Run. */
+export const showRace = async () => {
+  sd.openTab("Race");
+  window.scrollTo(0, 0); // Check may have been scrolled; to Run only as far as needed
+  const run = document.querySelector("#run");
+  for (let frames = 0; document.activeElement !== run && frames < FRAMES; frames++) {
+    await new Promise(requestAnimationFrame);
+    run.focus();
+  }
+};
+
 /** The form as it was for an earlier race, see `Share.again`. */
 export const filledAgain = (values) => filledFrom(new URLSearchParams(page.share.query), page.known, values)[0];

@@ -39,6 +39,7 @@ SIZE_K = (  # of a tree K counts the tokens on all branches
     f'info: tree ? "{OF_A_TREE}" : "{OF_A_CHAIN}", __type__: "update" }})'
 )
 INTERLEAVED, ISOLATED = "interleaved", "isolated"
+OF_PRESET, OF_SERVER = "preset", "server"
 
 
 def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]], budgets: Budgets) -> dict[str, Any]:
@@ -60,6 +61,14 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         prompts=dict(prompts),
         hard=[category for category in prompts if category in HARD],
         elem_id="examples",
+    )
+    form["raced"] = gr.Radio(
+        [("The preset", OF_PRESET), ("Your server", OF_SERVER)],
+        value=OF_PRESET,
+        label="What races",
+        info="Your server uses its own drafter and K.",
+        visible=False,  # until a server is named in Check
+        elem_id="raced",
     )
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
@@ -123,7 +132,6 @@ def _add_settings(
         info=first.description,
         elem_id="preset",
     )
-    form["own"] = gr.Column(min_width=0)  # see `own_models`
     with gr.Accordion("More settings", open=False, elem_id="more"):
         form["mode"] = gr.Radio(
             [("Chat template", CHAT), ("Raw text", RAW)],

@@ -1,4 +1,4 @@
-"""Servers that a person runs: the fields of the Race tab for them, and their race, told to the page like any other."""
+"""Servers that a person runs and names in the tab Check: their race, told to the page like any other."""
 
 from __future__ import annotations
 
@@ -7,62 +7,41 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import gradio as gr
-
 from ...racing.asked import PLAIN, SPECULATIVE, Request
 from ...racing.compare import OWN_DRAFTER
 from ...racing.trace import Entry
 from ...servers.address import MAX_ADDRESS, Address
 from ...servers.dialects import connected
 from ...servers.race import TURNS, ServerRace, outcome, trace_header
-from ...system.allowed import allowed
 from ...types import REJECTION, BadInput
-from ..budgets import Budgets
 from ..engine import Engine
-from ..part import Part
-from .form import FIELDS, read_form
 from .run import Run
 
 
-def add_own_servers() -> tuple[gr.Button, list[Any]]:
-    """Add the fields to the page that is being built, and return the button and what is to be read when it is pressed.
-
-    A Space has them only for the servers that its owner allows.
-    """
-    names = allowed(servers=True)
-    with gr.Accordion("Your own server", open=False, visible=names != (), elem_id="servers"):
-        gr.Markdown(
-            "vLLM, llama.cpp's server or SGLang. It gets the prompt and the settings above, but it drafts with its own "
-            "drafter and K."
-        )
-        info = "Such as http://127.0.0.1:8080" if names is None else f"This Space allows: {', '.join(names)}."
-        server = gr.Textbox(label="Address", info=info, max_lines=1, elem_id="server-address")
-        key = gr.Textbox(label="API key", type="password", max_lines=1, elem_id="server-key")
-        baseline = gr.Textbox(
-            label="The same server without speculation",
-            info="Optional: the baseline of the comparison.",
-            max_lines=1,
-            elem_id="baseline-address",
-        )
-        other = gr.Textbox(label="Its API key", type="password", max_lines=1, elem_id="baseline-key")
-        race = gr.Button("Race it", elem_id="server-run")
-        Part("mountSaid", button="server-run", elem_id="server-said")
-    return race, [server, key, baseline, other]
-
-
-def read_servers(values: Sequence[Any], engine: Engine, budgets: Budgets) -> ServerRun:
-    """The race that the values of the form and of these fields ask for.
+def read_servers(request: Request, places: Sequence[Any], seconds: float | None = None) -> ServerRun:
+    """The race of the servers that the values of the fields name.
 
     Raises:
         BadInput: the first value that is wrong.
     """
-    asked = read_form(values[: len(FIELDS)], engine.presets, budgets.new_tokens)
-    if asked.others:
+    if request.others:
         raise BadInput("A server is raced with 1 reader: choose 1 reader at once.")
-    server, key, baseline, other = values[len(FIELDS) :]
+    return ServerRun(request, *read_places(places), seconds)
+
+
+def read_places(values: Sequence[Any]) -> tuple[Place, Place | None]:
+    """Where the server is that is named, and its baseline, if one is.
+
+    Args:
+        values: the address of the server, its key, and both of its baseline.
+
+    Raises:
+        BadInput: the first value that is wrong.
+    """
+    server, key, baseline, other = values
     if (place := _place(server, key)) is None:
-        raise BadInput("Type the address of your server, such as http://127.0.0.1:8080.")
-    return ServerRun(asked, place, _place(baseline, other), budgets.race_seconds)
+        raise BadInput("Type the address of your server in the tab Check, such as http://127.0.0.1:8080.")
+    return place, _place(baseline, other)
 
 
 def _place(address: Any, key: Any) -> Place | None:

@@ -176,7 +176,6 @@ export class Race extends Job {
     this.parts.why.textContent = more;
     this.inShort([], "");
     this.behind({});
-    page.beside[this.button]?.({ [this.is("failed") ? "error" : "words"]: this.is("running", "showing") ? "" : sentence });
   }
 
   badge(title, mark) {
@@ -207,15 +206,15 @@ export class Race extends Job {
     if (!parts.length) this.parts.behind.open = false;
   }
 
-  /** A button that begins a race was pressed, which may be far from the arena; nothing has come back yet. */
-  wait(values, button) {
+  /** Run was pressed, maybe by its key far from the arena; nothing has come back yet. */
+  wait(values) {
     if (this.state === "showing") this.skip();
     const opens = this.is("opening", "opened");
-    super.wait(values, button);
+    super.wait(values);
     this.values = values;
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
-    if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
+    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
     return values;

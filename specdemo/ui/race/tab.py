@@ -14,15 +14,15 @@ import gradio as gr
 
 from ...drafters.names import DRAFTERS
 from ...types import BadInput, one_of
-from ..asking import Asks, halting, wire_job
+from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
-from .form import FIELDS, MORE_LANES, STARTING, add_form, begin_with, describe, of_link, read_form
-from .own_servers import add_own_servers, read_servers
+from .form import FIELDS, MORE_LANES, OF_PRESET, OF_SERVER, STARTING, add_form, begin_with, describe, of_link, read_form
+from .own_servers import read_servers
 from .run import Run
 
 
@@ -34,7 +34,8 @@ def add_race(
     recording: str,
     attract: Sequence[str],
 ) -> dict[str, Any]:
-    """Add the contents of the tab to the page that is being built. Returns the controls of its form by name.
+    """Add the contents of the tab to the page that is being built. Returns the controls of its form and the `arena` by
+    name.
 
     Args:
         prompts: example prompts by category.
@@ -44,31 +45,38 @@ def add_race(
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
             form = add_form(engine.presets, prompts, budgets)
-            with form["own"]:
-                if budgets.own_models:
-                    own_server = add_own_servers()
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
-            arena = Part(
+            form["arena"] = Part(
                 "mountRace",
-                ("begin", "ask", "cancel"),
+                ("go", "cancel"),
                 server_functions=_answers(runs),
                 recording=recording,
                 attract=list(attract),
                 elem_id="race",
             )
-    fields = [form[name] for name in FIELDS]
-
-    def read(values: Sequence[Any]) -> Run:
-        return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
-
-    asks: list[Asks] = [("begin", form["run"], fields, read)]
-    if budgets.own_models:
-        button, more = own_server
-        asks.append(("ask", button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
-    wire_job(engine, runs, RACE, arena, "specdemo.race", asks)
     form["halt"].click(None, js="() => specdemo.race.stop()")
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
+    form["preset"].change(None, None, form["raced"], js=f"() => '{OF_PRESET}'")
     return form
+
+
+def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence[Any], budgets: Budgets) -> None:
+    """Run what is chosen when Run is pressed.
+
+    Args:
+        servers: the fields for servers, see `own_servers.read_places`; none where no server may be named.
+    """
+
+    def read(values: Sequence[Any]) -> Run:
+        asked, (raced, *places) = values[: len(FIELDS)], values[len(FIELDS) :]
+        one_of("choice of what races", raced, [OF_PRESET, *[OF_SERVER] * bool(servers)])
+        request = read_form(asked, engine.presets, budgets.new_tokens)
+        if raced == OF_SERVER:
+            return read_servers(request, places, budgets.race_seconds)
+        return Run(request, budgets.race_seconds)
+
+    fields = [*(form[name] for name in FIELDS), form["raced"], *servers]
+    wire_job(engine, runs, RACE, form["arena"], "specdemo.race", form["run"], fields, read)
 
 
 def _answers(runs: Runs) -> list[Any]:

@@ -291,22 +291,17 @@ class Replay {
   }
 }
 
-const openTab = () => {
-  const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
-  tabs.find((tab) => tab.textContent.trim() === "Replay").click();
-};
-
 /** Open the tab with the race that was run last; `at` is when the round to be stepped through ends. */
 page.showReplay = (at = null) => {
   page.replayRound = at;
-  openTab();
+  sd.openTab("Replay");
   page.replayLast = true; // for a tab that has not been opened before
   page.replay?.last();
 };
 
 /** Open the tab with what is not in its list, see `take`. */
 page.openReplay = (answer) => {
-  openTab();
+  sd.openTab("Replay");
   page.replayFirst = answer;
   page.replay?.take(answer);
 };

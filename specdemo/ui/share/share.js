@@ -34,7 +34,7 @@ class Share {
   /** A race of this page is over; `values` are those of the form. */
   raced(race, values, end) {
     this.machine = (page.status?.facts ?? []).join(", ");
-    if (!end.stopped) this.history.add(race.show.request, end, race.button === "run" ? queryOf(values) : "");
+    if (!end.stopped) this.history.add(race.show.request, end, values[page.fields.length] === "server" ? "" : queryOf(values));
   }
 
   open() {

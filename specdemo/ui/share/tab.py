@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..part import Part
-from ..race.form import FIELDS
+from ..race.form import FIELDS, OF_PRESET
 from ..race.run import Run
 from ..replay.playable import playable_json
 from ..runs import Runs
@@ -22,7 +22,8 @@ def add_share(runs: Runs, form: dict[str, Any]) -> Any:
     part = Part("mountShare", ("link", "again"), server_functions=[_saved(runs)], elem_id="share")
     fields = [form[name] for name in FIELDS]
     part.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
-    return part.again(None, fields, fields, js="(...values) => specdemo.filledAgain(values)")
+    filled = f"(...values) => [...specdemo.filledAgain(values), '{OF_PRESET}']"
+    return part.again(None, fields, [*fields, form["raced"]], js=filled)
 
 
 def _saved(runs: Runs) -> Callable[[Any], str | None]:
