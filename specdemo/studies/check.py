@@ -1,8 +1,8 @@
 """Does it pay: yes, no or unclear, within a time that is given.
 
 Of a preset, drafters are tried on a few prompts first. The fastest is then examined on other prompts, so that its
-figures are not those that it was chosen by. A server is examined as it is. `doctor` measures, `diagnosis` says what it
-means.
+figures are not those that it was chosen by; if it does not pay, the next one is. A server is examined as it is.
+`doctor` measures, `diagnosis` says what it means.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Check(Study):
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
         self.doctor: doctor.Doctor | None = None
         self.trials: dict[str, list[doctor.Sample]] = {}
+        self.examined: list[str] = []  # drafters; the figures are those of the last
         self._found: diagnosis.Diagnosis | None = None
         self._began = time.monotonic()
 
@@ -110,28 +111,30 @@ class Check(Study):
         """Try the drafters, then examine the fastest until it is clear whether it pays."""
         alone = writers.PresetWriter(self.loaded, "none", 0)
         yield from self._try(alone, self._began + TRIAL_SHARE * self.steps)
-        seconds = max(1.0, self._began + self.steps - time.monotonic())
         texts = [sample.alone for samples in self.trials.values() for sample in samples]
         rate = median(text.stats.tokens_per_second or 0.0 for text in texts if text)
         kinds = len(some_of_each("domains", 1))
         fewest, most = TOKENS
-        tokens = min(most, max(fewest, int(seconds * rate / (SIDES * kinds))))
-        plan = doctor.DoctorPlan(LOOKS, Settings(max_new_tokens=tokens), (), (), seconds)
-        writer = writers.PresetWriter(self.loaded, self.best, AUTO)
-        with closing(self._examine(writer, alone, plan)) as steps:
-            for words in steps:
-                yield words
-                whole = self.doctor is not None and len(self.doctor.samples) % kinds == 0
-                if whole and self.answer != UNCLEAR:
-                    return
+        name: str | None = self.best
+        while name and (seconds := self._began + self.steps - time.monotonic()) > 0:
+            self.examined.append(name)
+            tokens = min(most, max(fewest, int(seconds * rate / (SIDES * kinds))))
+            plan = doctor.DoctorPlan(LOOKS, Settings(max_new_tokens=tokens), (), (), seconds)
+            with closing(self._examine(writers.PresetWriter(self.loaded, name, AUTO), alone, plan)) as steps:
+                for words in steps:
+                    yield words
+                    whole = self.doctor is not None and len(self.doctor.samples) % kinds == 0
+                    if whole and self._answer != UNCLEAR:
+                        break
+            name = self._next if self._answer == NO else None
 
     def _try(self, alone: writers.Writer, end: float) -> Iterator[str]:
-        """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop early."""
+        """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop after two."""
         own = self.loaded.preset.defaults.drafter  # first, in case that there is no time for others
         names = sorted(self.asked["drafters"], key=lambda name: name != own)
         tried = {name: writers.PresetWriter(self.loaded, name, AUTO) for name in names}
         settings = Settings(max_new_tokens=TRIAL_TOKENS)
-        for prompt in some_of_each("easy-hard", TRIAL_EACH):
+        for number, prompt in enumerate(some_of_each("easy-hard", TRIAL_EACH), start=1):
             for name, writer in tried.items():
                 try:
                     with attended(lambda: bool(self.trials) and time.monotonic() > end):
@@ -141,8 +144,10 @@ class Check(Study):
                     return
                 self.trials.setdefault(name, []).append(doctor.Sample(prompt, *pair))
                 yield f"Trying drafters: {name}"
-            ranked = sorted(tried, key=self._speed, reverse=True)[:MOST_KEPT]
-            tried = {name: tried[name] for name in ranked if self._speed(name) > IN_REACH * self._speed(ranked[0])}
+            ranked = sorted(tried, key=self._speed, reverse=True)  # the time may end before the last of them
+            if number > 1:  # one short text says little
+                ranked = [name for name in ranked if self._speed(name) > IN_REACH * self._speed(ranked[0])][:MOST_KEPT]
+            tried = {name: tried[name] for name in ranked}
             if len(tried) == 1:
                 return
 
@@ -151,6 +156,12 @@ class Check(Study):
         """The fastest of the drafters that were tried on most prompts."""
         most = max(map(len, self.trials.values()))
         return max((name for name, found in self.trials.items() if len(found) == most), key=self._speed)
+
+    @property
+    def _next(self) -> str | None:
+        """The fastest drafter that was tried but not examined, if its trials say that it may pay."""
+        others = [name for name in self.trials if name not in self.examined and self._speed(name) > PAYS]
+        return max(others, key=self._speed, default=None)
 
     def _speed(self, name: str) -> float:
         """1 where nothing was drafted."""
@@ -189,12 +200,20 @@ class Check(Study):
     def found(self) -> diagnosis.Diagnosis | None:
         """What there is so far."""
         if self._found is None and self.doctor is not None and self.doctor.samples:
-            self._found = diagnosis.Diagnosis(self.doctor, LOOKS)
+            self._found = diagnosis.Diagnosis(self.doctor, LOOKS * max(1, len(self.examined)))
         return self._found
 
     @property
     def answer(self) -> str:
-        """Whether speculation is at least `PAYS` times as fast: yes or no where the whole interval says so."""
+        """Whether speculation is at least `PAYS` times as fast: yes or no where the whole interval says so.
+
+        It is no only if it is no with each drafter that may pay by its trials.
+        """
+        return UNCLEAR if self._answer == NO and self._next else self._answer
+
+    @property
+    def _answer(self) -> str:
+        """The answer for the drafter that was examined last."""
         found = self.found
         if found is None or len(found.samples) < LEAST_TEXTS:
             return UNCLEAR
@@ -234,14 +253,16 @@ class Check(Study):
             lines.append(f"A program whose draft length is fixed should take K = {self.k}.")
         untried = [name for name in self.asked["drafters"] if name not in self.trials] if self.trials else []
         lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
+        if self._answer == NO and self._next:
+            lines.append(f"{self._next} was faster when the drafters were tried, and there was no time to examine it.")
         return [*lines, *found.advice(), *report.facts(found), *found.left_out]
 
     def elsewhere(self) -> list[dict[str, str]]:
         """How other programs are told to do the same, where it pays and they can."""
         if self.answer != YES or not self.k or not self.trials:
             return []
-        draft = self.loaded.preset.draft_model
-        return [{"program": name, "argument": flag} for name, flag in elsewhere(self.best, self.k, str(draft or ""))]
+        drafter, draft = self.examined[-1], str(self.loaded.preset.draft_model or "")
+        return [{"program": name, "argument": flag} for name, flag in elsewhere(drafter, self.k, draft)]
 
     def tables(self) -> list[Table]:
         shown = self._own_tables()

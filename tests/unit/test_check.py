@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,14 +40,21 @@ class Paced(Scripted):
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a check of drafters with these speed-ups, None for one that drafts nothing."""
+    """Runs a check of drafters with these speed-ups, None for one that drafts nothing; `lucky` ones are those of the
+    trials."""
 
-    def _checked(speeds: dict[str, float | None], noise: float = 0.02, seed: int = 0, **asked: Any) -> Check:
-        rng = random.Random(seed)
+    def _checked(
+        speeds: dict[str, float | None],
+        noise: float = 0.02,
+        seed: int = 0,
+        lucky: Mapping[str, float] = MappingProxyType({}),
+        **asked: Any,
+    ) -> Check:
+        rng, left = random.Random(seed), dict(lucky)
 
         def make(_: Any, drafter: str, k: Any) -> Paced:
             facts = {"engine": "specdemo", "version": "f32", "model": "toy", "drafter": drafter, "k": k}
-            speed = speeds.get(drafter)
+            speed = left.pop(drafter, speeds.get(drafter))
             drafts = drafter != "none" and speed is not None
             seconds = ROUND * TOKENS / speed if drafts and speed else ROUND
             return Paced(DRAFTED if drafts else ALONE, seconds, noise, rng, facts)
@@ -94,9 +102,37 @@ def test_the_fastest_drafter_is_examined_and_slow_ones_are_dropped(checked: Any)
     assert study.best == "eagle" == study.found.engine["drafter"]
     assert study.found.engine["k"] == AUTO
     rows = {row["drafter"]: row["texts"] for row in study.rows()}
-    assert rows == {"eagle": 2 * TRIAL_EACH, "medusa": 2 * TRIAL_EACH, "prompt-lookup": 1, "ngram": 1}
+    assert rows == {"eagle": 2 * TRIAL_EACH, "medusa": 2 * TRIAL_EACH, "prompt-lookup": 2, "ngram": 2}
     assert next(iter(rows)) == "eagle"  # the fastest first
     assert study.rows()[0]["needed"] == pytest.approx(TOKENS / 1.6, rel=0.03)
+
+
+def test_the_next_drafter_is_examined_where_the_one_that_seemed_fastest_does_not_pay(checked: Any) -> None:
+    study = checked({"ngram": 0.8, "eagle": 1.4, "medusa": 0.9}, lucky={"ngram": 1.5})
+    assert study.best == "ngram"
+    assert study.answer == YES
+    assert study.examined == ["ngram", "eagle"]
+    assert study.found.engine["drafter"] == "eagle"
+    assert "vLLM" in {row["program"] for row in study.elsewhere()}
+    hopeless = checked({"ngram": 0.8, "eagle": 0.9}, lucky={"ngram": 1.5, "eagle": 1.3})
+    assert (hopeless.answer, hopeless.examined) == (NO, ["ngram", "eagle"])
+
+
+def test_it_is_unclear_while_a_drafter_that_may_pay_was_not_examined(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("specdemo.studies.check.time", SimpleNamespace(monotonic=lambda: now[0]))
+    write = Paced.write
+
+    def slow(self: Paced, *args: Any) -> Written:
+        now[0] += 1
+        return write(self, *args)
+
+    monkeypatch.setattr(Paced, "write", slow)
+    study = checked({"ngram": 0.8, "eagle": 1.4}, lucky={"ngram": 1.5}, seconds=28)
+    assert (study.answer, study.examined) == (UNCLEAR, ["ngram"])
+    assert any(line.startswith("eagle was faster when the drafters were tried") for line in study.words())
 
 
 def test_a_drafter_that_drafts_nothing_does_not_pay(checked: Any) -> None:
