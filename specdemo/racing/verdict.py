@@ -127,7 +127,7 @@ def in_short(verdicts: Mapping[str, LaneVerdict]) -> dict[str, Any]:
 def _chips(found: Figures) -> list[dict[str, str]]:
     whose = " for each reader" if found.lane.readers > 1 else ""
     tokens = f"{_tokens(found.tokens)} tokens{whose} with the drafter, 1 without it"
-    even = f"At {_tokens(found.needed)} a round would take as long as it saves."
+    even = f"From {_tokens(found.needed)} on that saves time."
     told = [("tokens per pass", _tokens(found.tokens), f"A pass of the target gives {tokens}. {even}")]
     if found.draft_cost is not None and found.check_cost is not None:
         draft, longer = found.draft_cost, max(found.check_cost - 1, 0.0)
@@ -144,7 +144,7 @@ def _chips(found: Figures) -> list[dict[str, str]]:
 
 
 def _share(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.005 else "<1%"
+    return f"+{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:

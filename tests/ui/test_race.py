@@ -121,7 +121,7 @@ def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     longer = max(found.check_cost - 1, 0)
     for chip, value, name, words in zip(
         chips.all(),
-        (f"{found.tokens:.1f}", f"{found.draft_cost:.0%}", f"{longer:.0%}"),
+        (f"{found.tokens:.1f}", f"+{found.draft_cost:.0%}", f"+{longer:.0%}"),
         ("tokens per pass", "of a pass to draft", "of a pass to check"),
         (
             "with the drafter, 1 without it",
@@ -132,7 +132,7 @@ def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     ):
         assert chip.inner_text() == f"{value} {name}"
         chip.focus()
-        assert value in tip.inner_text()
+        assert value.removeprefix("+") in tip.inner_text()
         assert words in tip.inner_text()
     page.keyboard.press("Escape")
 
