@@ -38,6 +38,23 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
+def saguaro(q: Tensor, count: int, factor: float) -> Tensor:
+    """Saguaro sampling: draft the `count` likeliest tokens less often (arXiv 2603.03251), [..., V] -> [..., V].
+
+        q'(x) ~ factor * q(x) if x is one of them, else q(x)
+
+    These are the tokens for which drafts are prepared ahead. The residual max(0, p - q') holds more of them, so a token
+    that is resampled is more often one of them; fewer guesses are accepted. Tokens are drawn from q' and tested by q',
+    so the text follows the target's distribution as with any other q.
+
+    Args:
+        factor: above 0, so that some probability is left where all tokens with one are among the likeliest.
+    """
+    places = q.topk(min(count, q.shape[-1])).indices
+    scaled = q.scatter(-1, places, factor * q.gather(-1, places))
+    return scaled / scaled.sum(-1, keepdim=True)
+
+
 def verify(
     target_probs: Tensor, draft: Draft, draws: Tensor, passes: Term = acceptance_probability, left: Term = residual
 ) -> Verdict:
@@ -143,7 +160,11 @@ class Rejection(Rule):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind, *self._parts)
+        return (*super().kind, *self._parts, self.settings.ahead, self.settings.saguaro)
+
+    def drafted_from(self, logits: Tensor) -> Tensor:
+        probs, settings = super().drafted_from(logits), self.settings
+        return saguaro(probs, settings.ahead, settings.saguaro) if settings.ahead and settings.saguaro < 1 else probs
 
     def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
         return self._uniforms(DRAFTING, positions)

@@ -314,6 +314,7 @@ def test_what_is_captured_serves_rules_of_the_same_kind_only() -> None:
     kind = rule_for(settings).kind
     assert rule_for(replace(settings, seed=5, k=2, max_new_tokens=9)).kind == kind
     other: list[dict[str, Any]] = [{"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}, {"rule": MATCH}]
+    other += [{"ahead": 2}, {"saguaro": 0.5}]
     assert all(rule_for(replace(settings, **one)).kind != kind for one in other)
     assert all(make_rule(settings, broken).kind != kind for broken in BROKEN)
 
