@@ -226,6 +226,7 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
     """
     words = []
     plain = next((row for row in rows if row["method"] == PLAIN), None)
+    whole = {row["fan_out"]: row for row in rows if row["method"] == SIMULATED}  # no pass ends what these prepare
     for method, where, both, told in (
         (TOGETHER, "on this machine", shared, ""),
         (SIMULATED, "with a second device for the drafter", "", f" {SIMULATION}"),
@@ -233,7 +234,8 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
         found = [row for row in rows if row["method"] == method and row["speedup"]]
         if found:
             best = max(found, key=lambda row: row["speedup"].mean)
-            why = _why(best, plain, both) if best["speedup"].mean < 1 else ""
+            preparing = whole.get(best["fan_out"], best)
+            why = _why(best, preparing, plain, both) if best["speedup"].mean < 1 else ""
             words.append(
                 f"Drafting ahead is {_told(best['speedup'])} as fast as drafting in turn {where}, with "
                 f"{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{told}"
@@ -250,12 +252,12 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
     return words
 
 
-def _why(row: Mapping[str, Any], plain: Mapping[str, Any] | None, shared: str) -> str:
+def _why(row: Mapping[str, Any], preparing: Mapping[str, Any], plain: Mapping[str, Any] | None, shared: str) -> str:
     """Why a method is slower than drafting in turn, as a sentence; empty if the figures do not say."""
     one = plain["pass_ms"] if plain else None
-    if not one or not row["pass_ms"]:
+    if not one or not row["pass_ms"] or not preparing["prepare_ms"]:
         return ""
-    why = why_slower(row["pass_ms"] / one, (row["prepare_ms"] or 0.0) / one, row["prepared"] or 0.0, shared)
+    why = why_slower(row["pass_ms"] / one, preparing["prepare_ms"] / one, preparing["prepared"], shared)
     return f" That is because {why}." if why else ""
 
 
