@@ -276,7 +276,14 @@ def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
     return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
 
 
-@pytest.mark.parametrize("settings", [Settings(k=4), Settings(k=4, temperature=1.0, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(Settings(k=4), id="greedy"),
+        pytest.param(Settings(k=4, temperature=1.0, seed=3), id="sampled"),
+        pytest.param(Settings(k=4, temperature=1.0, seed=3, rule=REJECTION, ahead=2, saguaro=0.3), id="saguaro"),
+    ],
+)
 def test_a_draft_model_drafts_on_captured_passes_what_it_drafts_on_others(settings: Settings) -> None:
     others = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
     ours, theirs = (
