@@ -148,6 +148,8 @@ class Rejection(Rule):
     def __init__(self, settings: Settings, passes: Term = acceptance_probability, left: Term = residual) -> None:
         super().__init__(settings)
         self._parts, self._round = (passes, left), 0
+        scales = settings.ahead and settings.saguaro < 1
+        self._saguaro = (settings.ahead, settings.saguaro) if scales else None
 
     def of_next_round(self) -> Rejection:
         rule = cast(Rejection, super().of_next_round())
@@ -160,11 +162,11 @@ class Rejection(Rule):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind, *self._parts, self.settings.ahead, self.settings.saguaro)
+        return (*super().kind, *self._parts, self._saguaro)
 
     def drafted_from(self, logits: Tensor) -> Tensor:
-        probs, settings = super().drafted_from(logits), self.settings
-        return saguaro(probs, settings.ahead, settings.saguaro) if settings.ahead and settings.saguaro < 1 else probs
+        probs = super().drafted_from(logits)
+        return saguaro(probs, *self._saguaro) if self._saguaro else probs
 
     def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
         return self._uniforms(DRAFTING, positions)
