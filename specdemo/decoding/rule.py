@@ -109,9 +109,13 @@ class Rule:
         if number is None:
             values, columns, _ = largest(logits)
             return Drawn(columns, certainty(values), None)
-        probs = probabilities(logits, self.settings)
+        probs = self.drafted_from(logits)
         column = self._draw(probs, number, token_ids)
         return Drawn(column, probs[0].gather(0, column), probs)
+
+    def drafted_from(self, logits: Tensor) -> Tensor:
+        """The distribution that a drafted token is drawn from, by a drafter's logits, [1, V] -> [1, V]."""
+        return probabilities(logits, self.settings)
 
     def take(self, drawn: Sequence[Drawn], token_ids: Tensor | None = None) -> None:
         """Take tokens that were drawn for drafted in this round."""

@@ -161,6 +161,7 @@ class Loaded:
         return {
             "device": str(self.device),
             "device_name": device_name(self.device),
+            "devices": [*self.held],
             "placement": self.placement,
             "bytes_per_pass": self.bytes_per_pass,
             "engine": self.engine,

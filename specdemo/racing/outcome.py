@@ -10,10 +10,10 @@ from ..decoding.events import Event, Finished, emitted_tokens
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane
 from .compare import NOTHING_YET, Comparison, badge, compared, first_to_part, of_readers, tokens_of, worst
-from .figures import memory_rate_of, memory_shares
+from .figures import NOWHERE, memory_rate_of, memory_shares
 from .stats import Stats
 from .trace import Entry
-from .verdict import NOWHERE, LaneVerdict, in_short, judge_lane, judge_readers, lanes_verdict
+from .verdict import LaneVerdict, in_short, judge_lane, judge_readers, lanes_verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
+from ..racing.ahead import shared_by_both, why_slower
 from ..system.imports import Later
 from ..types import COMMAND, MAX_AHEAD, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
@@ -77,6 +78,7 @@ class DraftsAhead(Study):
         race.check_rule(asked["drafter"], replace(self.settings, ahead=1))
         self.prompts_read = self.readable(self.prompts("domains"))[: asked["repeats"]]
         self.texts: list[Text] = []
+        self.shared = shared_by_both(loaded.environment())
         self.steps = len(self.prompts_read) * (2 + 2 * len(self.fan_outs))
 
     def run(self) -> Iterator[str]:
@@ -119,7 +121,7 @@ class DraftsAhead(Study):
         return [(ALONE, 0), (PLAIN, 0), *ahead]
 
     def words(self) -> list[str]:
-        return in_words(self.rows())
+        return in_words(self.rows(), self.shared)
 
     def rows(self) -> list[dict[str, Any]]:
         return summarise(self.texts, self.methods())
@@ -216,19 +218,27 @@ def summarise(texts: Sequence[Text], methods: Sequence[tuple[str, int]]) -> list
     return rows
 
 
-def in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What drafting ahead brings here, what it would bring on two devices, and why."""
+def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
+    """What drafting ahead brings here, what it would bring on two devices, and why it does not pay where it does not.
+
+    Args:
+        shared: see `shared_by_both`.
+    """
     words = []
-    for method, where, why in (
-        (TOGETHER, "on this machine", "Drafter and target share its cores and its memory."),
-        (SIMULATED, "with a second device for the drafter", SIMULATION),
+    plain = next((row for row in rows if row["method"] == PLAIN), None)
+    whole = {row["fan_out"]: row for row in rows if row["method"] == SIMULATED}  # no pass ends what these prepare
+    for method, where, both, told in (
+        (TOGETHER, "on this machine", shared, ""),
+        (SIMULATED, "with a second device for the drafter", "", f" {SIMULATION}"),
     ):
         found = [row for row in rows if row["method"] == method and row["speedup"]]
         if found:
             best = max(found, key=lambda row: row["speedup"].mean)
+            preparing = whole.get(best["fan_out"], best)
+            why = _why(best, preparing, plain, both) if best["speedup"].mean < 1 else ""
             words.append(
                 f"Drafting ahead is {_told(best['speedup'])} as fast as drafting in turn {where}, with "
-                f"{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready. {why}"
+                f"{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{told}"
             )
     measured, simulation = (
         next((row for row in rows if row["method"] == method and row["speedup"]), None)
@@ -240,6 +250,15 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"On shared cores a pass takes {longer:.2f} times as long as alone, which the simulation leaves out."
         )
     return words
+
+
+def _why(row: Mapping[str, Any], preparing: Mapping[str, Any], plain: Mapping[str, Any] | None, shared: str) -> str:
+    """Why a method is slower than drafting in turn, as a sentence; empty if the figures do not say."""
+    one = plain["pass_ms"] if plain else None
+    if not one or not row["pass_ms"] or not preparing["prepare_ms"]:
+        return ""
+    why = why_slower(row["pass_ms"] / one, preparing["prepare_ms"] / one, preparing["prepared"], shared)
+    return f" That is because {why}." if why else ""
 
 
 def outcomes(each: int) -> str:

@@ -44,7 +44,7 @@ class Caller:
 
     def join(self, prompt: str, session: str | None = None, **settings: Any) -> httpx.Response:
         asked = {"preset": "scripted", "drafter": "none", "k": 1, "temperature": 0, "max_new_tokens": 4, **settings}
-        data = [prompt, *asked.values(), 0, 0, 1.0, None, False, False, "match", False, 1, 0, ""]
+        data = [prompt, *asked.values(), 0, 0, 1.0, None, False, False, "match", False, 1, 0, "", 1]
         body = {"data": data, **({"session_hash": session} if session else {})}
         return self.http.post("/gradio_api/call/compare", json=body)
 

@@ -166,7 +166,8 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
 
 SOUND = {
     **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
-    **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "ahead": 0, "grammar": "", "stop": ""},
+    **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "ahead": 0, "grammar": ""},
+    **{"saguaro": 1, "stop": ""},
     **{
         "mode": "chat",
         "tree": False,

@@ -47,11 +47,12 @@ SOUND = {
         "top_p": 1.0,
         "ahead": 0,
         "grammar": "",
+        "saguaro": 1.0,
     },
     **{"stop": "", "mode": CHAT, "order": INTERLEAVED},
     **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto", "readers": "1"},
 }
-NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "ahead"]
+NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "ahead", "saguaro"]
 
 
 def taken(read: Callable[[], Any]) -> Any:
@@ -111,7 +112,7 @@ def test_a_number_in_a_call_is_refused_without_a_word_of_pythons(
     site: tuple[str, Runs], place: int, number: str
 ) -> None:
     data = [*('"one"', '"scripted"', '"none"', "1", "0", "4", "0", "0", "1.0"), *("null", "false", "false")]
-    data += ['"match"', "false", "1", "0", '""']
+    data += ['"match"', "false", "1", "0", '""', "1"]
     data[place] = number
     with Caller(site[0]) as caller:
         content, kind = f'{{"data": [{",".join(data)}]}}', {"content-type": "application/json"}

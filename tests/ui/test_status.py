@@ -63,7 +63,8 @@ def test_a_race_runs_while_many_pages_look_on() -> None:
         script.loading.set()
         told = [status_when(page, "ready") for page in pages]
         assert [*map(json.dumps, told)] == [json.dumps(told[0])] * ONLOOKERS
-        body = {"data": ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False, 1, 0, ""]}
+        data = ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False, 1, 0, "", 1]
+        body = {"data": data}
         call = Request(f"{url}gradio_api/call/compare", json.dumps(body).encode(), {"content-type": "application/json"})
         urlopen(call).close()
         wait_until(lambda: script.ended_races == 1)

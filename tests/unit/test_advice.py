@@ -23,7 +23,7 @@ from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.summary import summary
 from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
 from specdemo.racing.verdict import judge_lane as judge
-from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.types import AUTO, Ahead, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
 from .toys import PROMPT, alike_toy
 
@@ -218,6 +218,87 @@ def test_what_a_server_does_not_tell_is_left_out() -> None:
     assert "extra time per round" not in dict(found.numbers)
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
     json.dumps(judge(alone(), run(merged)).as_dict(), allow_nan=False)
+
+
+# Drafting ahead ---------------------------------------------------------------------------------------------
+
+CPU, ONE_GPU = {"device": "cpu", "threads": 2}, {"device": "cuda", "devices": ["cuda:0"]}
+TWO_GPUS = {"device": "cuda", "devices": ["cuda:0", "cuda:1"]}
+
+
+def ahead_(verify: float, preparing: float, draft: float = 0.001, other: float = 0.0, prepared: int = 4) -> list[Round]:
+    """Rounds of two tokens whose drafts are prepared ahead, but for the first."""
+    rows = [replace(round_(3, 1, draft, verify, other), ahead=Ahead(True, prepared, preparing)) for _ in range(40)]
+    return [replace(rows[0], ahead=Ahead(False, 0, 0.0)), *rows[1:]]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "environment", "cause"),
+    [
+        (
+            ahead_(0.027, 0.009),
+            CPU,
+            "a pass takes 2.70 times as long while the drafter prepares (2 cores read one memory for both)",
+        ),
+        (
+            ahead_(0.025, 0.009),
+            {**CPU, "threads": 1},
+            "a pass takes 2.50 times as long while the drafter prepares (one core does both)",
+        ),
+        (
+            ahead_(0.025, 0.009),
+            ONE_GPU,
+            "a pass takes 2.50 times as long while the drafter prepares (the drafter's passes wait in the same queue)",
+        ),
+        (ahead_(0.01, 0.022, other=0.012), TWO_GPUS, "preparing for 4.0 outcomes takes 2.2 times as long as a pass"),
+        (
+            ahead_(0.02, 0.03, prepared=11),
+            CPU,
+            "a pass takes 2.00 times as long while the drafter prepares (2 cores read one memory for both) and "
+            "preparing for 11.0 outcomes takes 3.0 times as long as a pass",
+        ),
+        (ahead_(0.025, 0.009), TWO_GPUS, "checking a draft makes a pass 150% longer (2.0 tokens read for each one"),
+        (ahead_(0.025, 0.009), {}, "checking a draft makes a pass 150% longer"),
+        (ahead_(0.025, 0.0001), CPU, "checking a draft makes a pass 150% longer"),
+        (ahead_(0.012, 0.009, draft=0.02), CPU, "a draft costs 200% of a pass"),
+        ([round_(3, 1, 0.001, 0.025)] * 40, CPU, "checking a draft makes a pass 150% longer"),
+    ],
+)
+def test_a_lane_that_loses_by_drafting_ahead_says_what_of_it(
+    rounds: list[Round], environment: dict[str, Any], cause: str
+) -> None:
+    verdict = judge(alone(), run(rounds), DraftedLane("draft-model", 3, ahead=2), environment=environment)
+    assert re.match(rf"Slower, 0\.\d\d×, because {re.escape(cause)}", verdict.sentence)
+    of_ahead = cause.startswith(("a pass takes", "preparing"))
+    assert ("Draft in turn, not ahead." in verdict.sentence) == of_ahead
+
+
+def test_a_lane_that_wins_by_drafting_ahead_names_no_cause() -> None:
+    sentence = judge(
+        alone(), run(ahead_(0.012, 0.009)), DraftedLane("draft-model", 3, ahead=2), environment=CPU
+    ).sentence
+    assert sentence.startswith("1.5")
+    assert "prepares" not in sentence
+
+
+def test_beside_a_lane_that_drafts_the_same_in_turn_its_passes_are_the_measure() -> None:
+    plain, turn = alone(), [round_(3, 1, 0.002, 0.012)] * 40
+    lanes = {"draft-model:3": turn, "draft-model:3:ahead": ahead_(0.018, 0.009), "eagle:3": turn}
+    told = lanes_verdict({name: judge(plain, run(rounds), environment=CPU) for name, rounds in lanes.items()})
+    assert told.endswith(
+        " draft-model:3:ahead is 0.74× as fast as drafting in turn, because a pass takes 1.50 times as long while the "
+        "drafter prepares (2 cores read one memory for both)."
+    )
+    lanes["draft-model:3:ahead"] = ahead_(0.012, 0.009)
+    assert "in turn" not in lanes_verdict({name: judge(plain, run(rounds)) for name, rounds in lanes.items()})
+
+
+def test_auto_says_why_nothing_was_prepared() -> None:
+    rounds = [replace(row, ahead=Ahead(False, 0, 0.0)) for row in [round_(3, 2, 0.001)] * 40]
+    asked = DraftedLane("draft-model", AUTO, ahead=2)
+    assert judge(alone(), run(rounds), asked, environment=CPU).notes == [
+        "No draft was prepared ahead: the drafter runs on the device of the target (2 cores read one memory for both)."
+    ]
 
 
 @given(

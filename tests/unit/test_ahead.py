@@ -20,7 +20,8 @@ from torch import Tensor
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.rejection import Rejection
+from specdemo.decoding.rejection import Rejection, saguaro
+from specdemo.decoding.rule import Drawn
 from specdemo.decoding.sampling import probabilities
 from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
@@ -32,11 +33,24 @@ from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
 from specdemo.ui.race.messages import event_of
+from tests.unit import enumerate_decode
+from tests.unit.enumerate_decode import distance, emitted_distribution
 from tests.unit.test_batch import SharingToy
-from tests.unit.toys import PROMPT, TableRunner, TableToy, alike_toy, decode, ids_of, tiny_model, true_texts
+from tests.unit.toys import (
+    PROMPT,
+    TableRunner,
+    TableToy,
+    alike_toy,
+    certain_toy,
+    decode,
+    ids_of,
+    tiny_model,
+    true_texts,
+)
 
 ABLE = [name for name, entry in DRAFTERS.items() if entry.drafts_ahead]
 TEXT = list(range(9)) * 3
+UNSCALED = Settings(k=1, temperature=1.0, rule=REJECTION, max_new_tokens=4, ahead=1)
 
 
 def run(toy: Any, name: str, settings: Settings, in_turn: bool = False, **more: Any) -> list[Event]:
@@ -132,6 +146,117 @@ def test_sampled_texts_have_the_targets_distribution_under_rejection(toy: TableT
     assert p_value(toy, name, DraftingAhead, rule_for) > 1e-3
 
 
+# Saguaro sampling -------------------------------------------------------------------------------------------
+
+SAGUARO = replace(UNSCALED, k=2, saguaro=0.2)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=8, unique=True), st.integers(1, MAX_AHEAD))
+def test_saguaro_scales_the_likeliest_tokens_and_leaves_the_ratios_of_the_others(row: list[int], count: int) -> None:
+    q = torch.tensor([row], dtype=torch.float64) / sum(row)
+    scaled = [0.25 * weight if weight in sorted(row)[-count:] else weight for weight in row]
+    expected = torch.tensor([scaled], dtype=torch.float64) / sum(scaled)
+    assert torch.allclose(saguaro(q, count, 0.25), expected)
+    if count >= len(row):
+        assert torch.allclose(expected, q)
+
+
+def enumerated(toy: TableToy, settings: Settings) -> float:
+    """The largest error in the probability of a text of four tokens, over every run that can be."""
+
+    def start(shared: Any) -> tuple[TableRunner, Any]:
+        runner = toy.target_runner(32)
+        return runner, toy.drafter("draft-model", runner, settings, shared)
+
+    texts = emitted_distribution(start, PROMPT, settings)
+    return distance(texts, true_texts(toy.target, PROMPT, settings.max_new_tokens, settings))
+
+
+class Unscaled(Rejection):
+    """Draws by q', and tests by the q of the drafter."""
+
+    def draw(self, logits: Tensor, number: Tensor | None, token_ids: Tensor | None = None) -> Drawn:
+        q, column = probabilities(logits, self.settings), Rejection.draw(self, logits, number, token_ids).column
+        return Drawn(column, q[0].gather(0, column), q)
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("factor", [0.01, 0.5])
+@pytest.mark.parametrize("warped", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.5, "top_k": 2}])
+def test_saguaro_leaves_the_targets_distribution(
+    tmp_path: Path, warped: dict[str, Any], factor: float, each: int
+) -> None:
+    """By enumeration."""
+    assert enumerated(certain_toy(tmp_path), replace(SAGUARO, saguaro=factor, ahead=each, **warped)) < 1e-12
+
+
+def test_the_enumeration_catches_a_test_by_the_unscaled_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enumerate_decode.Scripted, "draw", Unscaled.draw)
+    assert enumerated(certain_toy(tmp_path), SAGUARO) > 1e-2
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("k", [1, 2])
+def test_sampled_texts_have_the_targets_distribution_with_saguaro(toy: TableToy, k: int) -> None:
+    """Four tokens, written by several rounds whose drafts are prepared ahead."""
+    assert p_value(toy, "draft-model", DraftingAhead, rule_for, settings=replace(SAGUARO, k=k)) > 1e-3
+
+
+def test_chi_square_catches_a_test_by_the_unscaled_distribution(toy: TableToy) -> None:
+    assert p_value(toy, "draft-model", DraftingAhead, Unscaled, settings=SAGUARO) < 1e-6
+
+
+class Never(DraftingAhead):
+    """Prepares nothing."""
+
+    def _prepare_next(self, context: list[int], drafted: list[int], k: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_with_saguaro_a_draft_that_was_prepared_is_the_one_that_would_be_drafted(native: SharingToy, each: int) -> None:
+    settings = replace(SAGUARO, k=3, temperature=0.8, max_new_tokens=60, ahead=each)
+    events, without = (
+        list(started(native, "draft-model", settings, in_turn=True, kind=kind, prompt=TEXT))
+        for kind in (DraftingAhead, Never)
+    )
+    assert ids_of(events) == ids_of(without)
+    drafts, others = (
+        [[token.id for token in event.drafted] for event in lane if isinstance(event, Round)]
+        for lane in (events, without)
+    )
+    assert drafts == others
+    assert 0 < hits(events) < len(drafts)
+
+
+def test_with_saguaro_more_drafts_are_ready_and_fewer_guesses_pass(toy: TableToy) -> None:
+    ready, passed = [], []
+    for factor in (1.0, 0.1):
+        settings = replace(SAGUARO, k=1, max_new_tokens=60, saguaro=factor)
+        texts = [run(toy, "draft-model", replace(settings, seed=seed), in_turn=True) for seed in range(20)]
+        lanes = [Stats.of(events) for events in texts]
+        ready.append(sum(lane.hits for lane in lanes) / sum(lane.could_hit for lane in lanes))
+        passed.append(sum(lane.accepted for lane in lanes) / sum(lane.tested for lane in lanes))
+    assert ready[1] > ready[0] + 0.05
+    assert passed[1] < passed[0] - 0.05
+
+
+@pytest.mark.parametrize("asked", [{"rule": MATCH}, {"temperature": 0.0}, {"ahead": 0}])
+def test_without_rejection_sampling_or_drafts_ahead_saguaro_changes_nothing(
+    toy: TableToy, asked: dict[str, Any]
+) -> None:
+    settings = replace(SAGUARO, max_new_tokens=40, **asked)
+    events, without = (run(toy, "draft-model", each, True) for each in (settings, replace(settings, saguaro=1.0)))
+    assert [event.drafted for event in events if isinstance(event, Round)] == [
+        event.drafted for event in without if isinstance(event, Round)
+    ]
+
+
+# What the published code does ---------------------------------------------------------------------------------
+
+
 class ByArgmax(Rejection):
     """Accepts a filler where it is the likeliest token, as the published code does on a miss."""
 
@@ -160,10 +285,14 @@ def test_fillers_are_harmless_where_the_rule_tests_them_and_not_where_argmax_doe
 
 
 def p_value(
-    toy: TableToy, name: str, kind: type[DraftingAhead], make_rule: Callable[[Settings], Any], texts: int = 400
+    toy: TableToy,
+    name: str,
+    kind: type[DraftingAhead],
+    make_rule: Callable[[Settings], Any],
+    texts: int = 400,
+    settings: Settings = UNSCALED,
 ) -> float:
     """Of four tokens, written by several rounds, by a chi-square test against the target alone."""
-    settings = Settings(k=1, temperature=1.0, rule=REJECTION, max_new_tokens=4, ahead=1)
     truth = true_texts(toy.target, PROMPT, 4, settings)
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(texts):

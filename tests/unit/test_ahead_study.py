@@ -78,12 +78,29 @@ def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
     assert first.startswith("Drafting ahead is 0.80 times as fast as drafting in turn on this machine, with 1 outcome ")
     assert second.startswith("Drafting ahead is 1.25 times as fast as drafting in turn with a second device")
     assert second.endswith(SIMULATION)
+    assert "because" not in first + second  # a pass takes as long as in turn, and preparing less
     assert third == "On shared cores a pass takes 1.00 times as long as alone, which the simulation leaves out."
+
+
+def test_words_name_the_cause_where_it_is_slower() -> None:
+    methods = [(PLAIN, 0), (TOGETHER, 1), (SIMULATED, 1)]
+    texts = [text(PLAIN, 0, "a", 1.0), text(TOGETHER, 1, "a", 2.0, 15), text(SIMULATED, 1, "a", 1.6, 15)]
+    texts[1:] = [replace(texts[1], passing=0.135), replace(texts[2], preparing=0.11)]
+    here, second, _ = in_words(summarise(texts, methods), "2 cores read one memory for both")
+    assert here.endswith(
+        "were ready. That is because a pass takes 2.70 times as long while the drafter prepares (2 cores read one "
+        "memory for both) and preparing for 6.0 outcomes takes 2.2 times as long as a pass."
+    )
+    assert f"That is because preparing for 6.0 outcomes takes 2.2 times as long as a pass. {SIMULATION}" in second
+    apart, *_ = in_words(summarise(texts, methods))
+    assert apart.endswith("were ready. That is because preparing for 6.0 outcomes takes 2.2 times as long as a pass.")
+    texts[2] = text(SIMULATED, 1, "a", 1.6, 15)
+    assert in_words(summarise(texts, methods))[0].endswith("were ready.")
 
 
 def test_its_picture_shows_speeds_hits_and_rounds_to_scale() -> None:
     study = DraftsAhead.__new__(DraftsAhead)
-    study.fan_outs = (1, 3)
+    study.fan_outs, study.shared = (1, 3), ""
     rounds = tuple(simulated([Part(0.1, 0.4, 0.2, False), Part(0.0, 0.4, 0.2, True)]))
     texts = [replace(text(*method, name, 2.0, 15), timeline=rounds) for method in study.methods() for name in "ab"]
     for count in (0, 1, len(texts) // 2, len(texts)):
