@@ -74,7 +74,8 @@ class ReadyHead(Generic[H]):
         of_places: Sequence[Weight] = head.place_outputs or (rows,)
         to = embedding.device, embedding.dtype
         self._outputs = [Linear.of(one.to(*to) if isinstance(one, Tensor) else one, None) for one in of_places]
-        layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
+        packed = isinstance(self._outputs[0].multiply, PackedLinear)
+        layers = head.decoder_layers() if packed and head.in_library else ()
         for layer in layers:
             layer.join()
         pack(self.head, embedding.dtype)
