@@ -300,6 +300,20 @@ def narrow_eagle3(vocab: int) -> tuple[Config, Tensors]:
     return config, tensors | draft_table(make, vocab, 40)
 
 
+def deepspec_eagle3(vocab: int) -> tuple[Config, Tensors]:
+    """As DeepSpec publishes it: a copy of Qwen3's configuration, the layers by their own numbers, and all tokens."""
+    make, layers = Maker(14), [0, 1, 2, 3, 4]
+    config = {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "num_hidden_layers": 1, "head_dim": 8}
+    config |= {"vocab_size": vocab, "rms_norm_eps": EPS, **FLAT, "rope_theta": 1e6, "rope_scaling": None}
+    config |= {"layer_types": ["full_attention"], "sliding_window": None, "use_sliding_window": False}
+    config |= {"target_model_name_or_path": "owner/target", "num_target_layers": LAYERS, "target_layer_ids": layers}
+    config |= {"ttt_length": 7, "step_loss_decay": 0.8, "draft_num_hidden_layers": 1, "tie_word_embeddings": False}
+    tensors = {"fc.weight": make.matrix(HIDDEN, 5 * HIDDEN), "norm.weight": make.vector(HIDDEN)}
+    tensors |= layer_tensors(make, "layers.0.", SIZES, 2 * HIDDEN, ("head norms",))
+    tensors |= {f"{name}.weight": make.matrix(vocab, HIDDEN) for name in ("embed_tokens", "lm_head")}
+    return config, tensors | {"layers.0.hidden_norm.weight": make.vector(HIDDEN)}
+
+
 def library(method: str, vocab: int, layer: Config, **more: Any) -> Config:
     """The configuration of a head of the speculators library."""
     verifier = {"name_or_path": "owner/target", "architectures": ["LlamaForCausalLM"]}
@@ -401,6 +415,15 @@ def dspark(vocab: int) -> tuple[Config, Tensors]:
     config, tensors = dflash(vocab, architectures=["Qwen3DSparkModel"], layer_types=None)
     config |= {"markov_rank": 16, "markov_head_type": "vanilla", **config.pop("dflash_config")}
     return config, tensors | markov(Maker(7), vocab, vocab)
+
+
+def deepspec_dflash(vocab: int) -> tuple[Config, Tensors]:
+    """DFlash as DeepSpec publishes it: a DSpark without its two heads, so the pending token's place drafts too."""
+    config, tensors = dflash(vocab, architectures=["Qwen3DSparkModel"], layer_types=["full_attention"] * 2)
+    config |= {"markov_rank": 0, "enable_confidence_head": False, "num_anchors": 512, "sliding_window": None}
+    config |= config.pop("dflash_config")
+    make = Maker(15)
+    return config, tensors | {f"{name}.weight": make.matrix(vocab, HIDDEN) for name in ("embed_tokens", "lm_head")}
 
 
 def specforge_dspark(vocab: int) -> tuple[Config, Tensors]:

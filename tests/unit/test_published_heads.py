@@ -32,6 +32,7 @@ from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import BlockHead, EagleHead
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
+from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
 from specdemo.types import Settings, TokenKind, Verdict
 from tests.unit import published
@@ -46,6 +47,7 @@ EAGLES: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int]]] = {
     "EAGLE-3": (published.eagle3, [2, 3, 3]),
     "EAGLE 3.1 of SpecForge": (published.specforge31, [1, 3, 5]),
     "narrow EAGLE-3": (published.narrow_eagle3, [2, 3, 3]),
+    "EAGLE-3 of DeepSpec": (published.deepspec_eagle3, [1, 2, 3, 4, 5]),
     "speculators eagle3": (published.library_eagle3, [1, 3, 5, 4]),
 }
 BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool]] = {
@@ -54,6 +56,7 @@ BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool
     "DFlash 2": (published.dflash2, [2, 3, 5], False),
     "speculators dflash2": (published.library_dflash2, [2, 4], False),
     "DSpark": (published.dspark, [2, 3, 5], True),
+    "DFlash of DeepSpec": (published.deepspec_dflash, [2, 3, 5], True),
     "DSpark of SpecForge": (published.specforge_dspark, [2, 3, 5], False),
     "speculators dspark": (published.library_dspark, [2, 4], True),
     "Medusa": (published.medusa, [LAYERS], False),
@@ -253,6 +256,26 @@ def test_embeddings_that_are_a_copy_of_the_targets_are_not_kept_twice(tmp_path: 
     assert widened(toy_with(copied, kind).heads["eagle"].embedding).data_ptr() == weight.data_ptr()
     own = write(tmp_path / "own", config, tensors)
     assert torch.equal(widened(toy_with(own, kind).heads["eagle"].embedding), tensors["embed_tokens.weight"])
+
+
+def test_an_output_layer_that_is_a_copy_of_the_targets_is_not_kept_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Tensor] = []
+
+    def watched(weight: Any, *rest: Any) -> Any:
+        kept.append(weight)
+        return linear(weight, *rest)
+
+    linear = Linear.of
+    monkeypatch.setattr(Linear, "of", watched)
+    config, tensors, kind, _ = made("EAGLE-3 of DeepSpec")
+    theirs, own = target().get_output_embeddings().weight.detach(), tensors["lm_head.weight"]
+    for name, output in (("copied", theirs), ("own", own)):
+        kept.clear()
+        toy_with(write(tmp_path / name, config, {**tensors, "lm_head.weight": output.clone()}), kind)
+        like_it = [weight for weight in kept if torch.equal(weight, output)]
+        assert {weight.data_ptr() == theirs.data_ptr() for weight in like_it} == {name == "copied"}
 
 
 ROPES = {

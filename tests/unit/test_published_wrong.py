@@ -183,6 +183,11 @@ WRONG = {
         make=published.medusa,
         kind="medusa",
     ),
+    "layers of DeepSpec's EAGLE-3 that there are not": Wrong(
+        f"{NAME} reads the target's hidden states [1, 2, 6], but this target has those from 0 to 5.",
+        {"target_layer_ids": [1, 2, 6]},
+        make=published.deepspec_eagle3,
+    ),
     "P-EAGLE": Wrong(
         f"{NAME} is of the speculators kind 'peagle', which is not read here: eagle3, dflash, dflash2, dspark are.",
         {"speculators_model_type": "peagle"},

@@ -116,3 +116,15 @@ class Block(HeadDrafter):
     network = BlockHead
     passes = BlockPasses
     parallel_drafting = True
+
+
+class DSpark(Block):
+    """A second block head of a preset, so that DFlash and DSpark can race."""
+
+    name = "dspark"
+
+
+class DFlash2(Block):
+    """A third one."""
+
+    name = "dflash2"

@@ -43,7 +43,9 @@ FORMATS = (
     Format("DFlash", "block", "dflash", "target_layer_ids"),  # of z-lab
     Format("DFlash 2", "block", "dflash2", "target_layer_ids"),
     Format("DSpark", "block", "dspark", "target_layer_ids"),
+    Format("DFlash of DeepSpec", "block", "dspark", "target_layer_ids"),  # a DSpark without its Markov head
     Format("EAGLE-3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1),  # of SafeAILab, SpecForge, AngelSlim
+    Format("EAGLE-3 of DeepSpec", "eagle", "eagle3", "target_layer_ids"),
     Format("Medusa", "medusa", "medusa"),
 )
 
@@ -96,9 +98,10 @@ def format_of(config: Config, name: str) -> Format:
                 f"{name} is of the kind {projector!r}, which is not read here: DFlash, DFlash 2 and DSpark are."
             )
         spark = projector == "dspark" or "DSpark" in architectures or "markov_rank" in config
-        found = by_name["DFlash 2" if second else "DSpark" if spark else "DFlash"]
+        spark_name = "DFlash of DeepSpec" if config.get("markov_rank") == 0 else "DSpark"
+        found = by_name["DFlash 2" if second else spark_name if spark else "DFlash"]
     elif "draft_vocab_size" in config or "eagle3" in architectures.lower():
-        found = by_name["EAGLE-3"]
+        found = by_name["EAGLE-3 of DeepSpec" if "target_layer_ids" in config else "EAGLE-3"]
     elif "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
         found = by_name["Medusa"]
     if found is None:

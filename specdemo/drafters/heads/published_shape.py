@@ -229,7 +229,7 @@ class ShapeReader:
             ids = config.eagle_config.get(self.format.layers)
             ahead = 0 if ids else ahead  # SpecForge's numbers there are those of the layers
             ids = ids or [2, count // 2, count - 3]
-        elif self.format.name in ("DFlash", "DFlash 2", "DSpark"):
+        elif self.format.kind == "block" and not self.format.library:
             if config.num_target_layers not in (None, count):
                 raise BadInput(
                     f"{self.name} was trained for a target of {config.num_target_layers} layers, but this one has "
