@@ -119,12 +119,12 @@ class Block(HeadDrafter):
 
 
 class DSpark(Block):
-    """A second block head of a preset, so that DFlash and DSpark can race."""
+    """`Block` with the head that a preset names for `dspark`, so that DFlash and DSpark can race each other."""
 
     name = "dspark"
 
 
 class DFlash2(Block):
-    """A third one."""
+    """`Block` with the head that a preset names for `dflash2`."""
 
     name = "dflash2"
