@@ -63,6 +63,18 @@ DRAFTERS = {
         "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less accurate.",
         parallel_drafting=True,
     ),
+    "dspark": Entry(
+        "heads.block:DSpark",
+        "A trained head that guesses all at once, then in order",
+        "A block head like DSpark: one pass for all K tokens, then a small term for each token and the one before.",
+        parallel_drafting=True,
+    ),
+    "dflash2": Entry(
+        "heads.block:DFlash2",
+        "A trained head that guesses all at once, then chooses in order",
+        "A block head like DFlash 2: one pass names candidates for all places, then the token before chooses of them.",
+        parallel_drafting=True,
+    ),
     "medusa": Entry(
         "heads.medusa:Medusa",
         "Several trained outputs, one for each guess",

@@ -12,7 +12,7 @@ import torch
 
 from ..drafters.heads.files import load_published
 from ..drafters.heads.formats import Format, format_of, read_config
-from ..drafters.heads.kinds import KINDS
+from ..drafters.heads.kinds import OF_PRESETS
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, PublishedHead
 from ..drafters.heads.published_shape import TargetSizes
 from ..engines.families import final_norm_eps
@@ -91,14 +91,15 @@ def _fetched(source: Source, progress: Progress) -> Path:
     raise LoadError(f"The head {source} has no weights: its repository has neither {WEIGHTS} nor {PICKLES[0]}.")
 
 
-def _checked(source: Source, kind: str, target: Checkpoint, progress: Progress) -> Path:
+def _checked(source: Source, drafter: str, target: Checkpoint, progress: Progress) -> Path:
     """The folder of a head, checked to fit this target. Its configuration is read before its weights are fetched."""
     text, eps = target.config.get_text_config(), final_norm_eps(target.config)
     norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
-    PublishedHead(source.head_folder(), kind, sizes)  # checks the configuration
+    network = OF_PRESETS[drafter]
+    PublishedHead(source.head_folder(), network.kind, sizes)  # checks the configuration
     folder = _fetched(source, progress)
-    load_published(folder, KINDS[kind], sizes, weights=False)  # checks the tensors
+    load_published(folder, network, sizes, weights=False)  # checks the tensors
     return folder
 
 

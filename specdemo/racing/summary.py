@@ -28,7 +28,11 @@ from .trace import Entry
 # The share of first guesses of a published head that pass. Its authors report 0.65 to 0.85 (EAGLE-3 for Llama-3.1-8B:
 # 0.75 to 0.80; DFlash for Qwen3-8B: 0.82 on mathematics; Medusa for Vicuna-7B: about 0.6; the MTP layer of DeepSeek-V3:
 # 0.85 to 0.9). Even after a short training it is 0.4 (P-EAGLE for Qwen3-8B after 5,000 texts).
-USUAL = {"eagle": (0.65, 0.85), "block": (0.65, 0.85), "medusa": (0.5, 0.65), "mtp": (0.7, 0.9)}  # by the kind of head
+USUAL = {  # by drafter
+    **dict.fromkeys(("eagle", "block", "dspark", "dflash2"), (0.65, 0.85)),
+    "medusa": (0.5, 0.65),
+    "mtp": (0.7, 0.9),
+}
 FAR_BELOW = 1 / 3  # of the lowest usual share: below this something may be wrong
 POOR = 0.6  # of the lowest usual share: reached by briefly trained heads and on texts that are hard to guess
 UNLIKELY = 1 / 200  # how often a poor head may be doubted by chance

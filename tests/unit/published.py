@@ -7,7 +7,7 @@ text and no cache. They share nothing with specdemo.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +164,18 @@ def eagle_drafts(
 
 @torch.no_grad()
 def block_drafts(
-    model: PreTrainedModel, config: Config, t: Tensors, numbers: Sequence[int], ids: Sequence[int], k: int
+    model: PreTrainedModel,
+    config: Config,
+    t: Tensors,
+    numbers: Sequence[int],
+    ids: Sequence[int],
+    k: int,
+    drawn: Sequence[int] = (),
 ) -> tuple[list[int], Tensor]:
-    """The same of a DFlash or DSpark head, which drafts a whole block of which the first k are taken."""
+    """The same of a DFlash, DFlash 2 or DSpark head, which drafts a whole block of which the first k are taken.
+
+    `drawn` are tokens that were drawn from the logits, if these are not always the best.
+    """
     layer, block = config.get("transformer_layer_config", config), {**config, **config.get("dflash_config", {})}
     if "medusa_num_heads" in config:
         return medusa_drafts(model, config, t, numbers, ids, k)
@@ -178,24 +187,59 @@ def block_drafts(
     kinds = layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]
     for index, kind in enumerate(kinds):
         p = f"layers.{index}."
-        xn = rms(x, t[f"{p}input_layernorm.weight"])
+        xn, after = prepared(t, f"{p}attention_conv.", rms(x, t[f"{p}input_layernorm.weight"]), block)
         both = torch.cat([context, xn])
         reach = layer["sliding_window"] if kind == "sliding_attention" else len(both)
         seen = (torch.arange(len(both)) >= len(context) - reach).expand(len(x), -1)
-        x = x + attention(t, p, xn, both, seen, sizes_of(layer), theta_of(layer))
-        x = x + mlp(t, p, rms(x, t[f"{p}post_attention_layernorm.weight"]))
+        x = x + after(attention(t, p, xn, both, seen, sizes_of(layer), theta_of(layer)))
+        xn, after = prepared(t, f"{p}mlp_conv.", rms(x, t[f"{p}post_attention_layernorm.weight"]), block)
+        x = x + after(mlp(t, p, xn))
     first = 0 if block["anchored"] else 1
-    logits = F.linear(rms(x, t["norm.weight"]), output)[first : first + k]
+    outputs = rms(x, t["norm.weight"])[first : first + k]
+    logits = F.linear(outputs, output)
     drafted, seen_logits, previous = [], [], ids[-1]
     for place in range(len(logits)):
         row = logits[place]
         if "markov_head.markov_w1.weight" in t:
             row = row + t["markov_head.markov_w2.weight"] @ t["markov_head.markov_w1.weight"][previous]
+        if "candidate_selector.successor_codebook" in t:
+            row = selected(t, row, outputs[place], previous, block["selector_top_k"])
         best = int(row.argmax())
-        previous = best + int(t["d2t"][best]) if "d2t" in t else best
-        drafted.append(previous)
+        drafted.append(best + int(t["d2t"][best]) if "d2t" in t else best)
+        previous = drawn[place] if drawn else drafted[-1]
         seen_logits.append(row)
     return drafted, torch.stack(seen_logits)
+
+
+def prepared(t: Tensors, p: str, x: Tensor, block: Config) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """DFlash 2's convolution of what goes into a part of a layer, and that of what comes out of it.
+
+    The sum over the taps t is written out: out[i, c] = sum_t (base[t, c] + delta[i, t, g(c)]) * x[i - t, c].
+    """
+    if f"{p}base_kernel" not in t:
+        return x, lambda out: out
+    taps, size = block["conv_kernel_size"], block["conv_group_size"]
+    deltas = F.linear(x, t[f"{p}kernel_projection.weight"]).view(len(x), 2, taps, x.shape[1] // size)
+
+    def convolved(side: int, values: Tensor) -> Tensor:
+        out = torch.zeros_like(values)
+        for i in range(len(values)):
+            for tap in range(min(taps, i + 1)):
+                kernel = t[f"{p}base_kernel"][side, tap] + deltas[i, side, tap].repeat_interleave(size)
+                out[i] += kernel * values[i - tap]
+        return out
+
+    return convolved(0, x), lambda values: convolved(1, values)
+
+
+def selected(t: Tensors, row: Tensor, output: Tensor, previous: int, count: int) -> Tensor:
+    """DFlash 2's edges from the previous token to the `count` likeliest ones, as logits of all tokens."""
+    a, b = (t[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor"))
+    gate = t["candidate_selector.hidden_projection.weight"] @ output
+    edges = torch.full_like(row, -torch.inf)
+    for candidate in row.argsort(descending=True)[:count].tolist():
+        edges[candidate] = row[candidate] + (a[previous] * gate * b[candidate]).sum()
+    return edges
 
 
 @torch.no_grad()
@@ -254,6 +298,20 @@ def narrow_eagle3(vocab: int) -> tuple[Config, Tensors]:
     tensors |= {"midlayer.hidden_norm.weight": make.vector(hidden), "lm_head.weight": make.matrix(40, hidden)}
     tensors |= {"embed_tokens.weight": make.matrix(vocab, hidden), "input_norm.weight": make.vector(3 * HIDDEN)}
     return config, tensors | draft_table(make, vocab, 40)
+
+
+def deepspec_eagle3(vocab: int) -> tuple[Config, Tensors]:
+    """As DeepSpec publishes it: a copy of Qwen3's configuration, the layers by their own numbers, and all tokens."""
+    make, layers = Maker(14), [0, 1, 2, 3, 4]
+    config = {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", "num_hidden_layers": 1, "head_dim": 8}
+    config |= {"vocab_size": vocab, "rms_norm_eps": EPS, **FLAT, "rope_theta": 1e6, "rope_scaling": None}
+    config |= {"layer_types": ["full_attention"], "sliding_window": None, "use_sliding_window": False}
+    config |= {"target_model_name_or_path": "owner/target", "num_target_layers": LAYERS, "target_layer_ids": layers}
+    config |= {"ttt_length": 7, "step_loss_decay": 0.8, "draft_num_hidden_layers": 1, "tie_word_embeddings": False}
+    tensors = {"fc.weight": make.matrix(HIDDEN, 5 * HIDDEN), "norm.weight": make.vector(HIDDEN)}
+    tensors |= layer_tensors(make, "layers.0.", SIZES, 2 * HIDDEN, ("head norms",))
+    tensors |= {f"{name}.weight": make.matrix(vocab, HIDDEN) for name in ("embed_tokens", "lm_head")}
+    return config, tensors | {"layers.0.hidden_norm.weight": make.vector(HIDDEN)}
 
 
 def library(method: str, vocab: int, layer: Config, **more: Any) -> Config:
@@ -316,6 +374,35 @@ def library_dflash(vocab: int) -> tuple[Config, Tensors]:
     return library("dflash", vocab, layer, **more), tensors
 
 
+def second(config: Config, vocab: int, seed: int) -> tuple[Config, Tensors]:
+    """What DFlash 2 adds to the configuration and the tensors of a DFlash head of two layers."""
+    make, taps, group, rank = Maker(seed), 3, 4, 16
+    tensors = {f"candidate_selector.{name}_codebook": make.matrix(vocab, rank) for name in ("predecessor", "successor")}
+    tensors["candidate_selector.hidden_projection.weight"] = make.matrix(rank, HIDDEN)
+    for conv in (f"layers.{index}.{part}_conv." for index in range(2) for part in ("attention", "mlp")):
+        tensors[f"{conv}base_kernel"] = 0.7 * torch.randn(2, taps, HIDDEN, generator=make.generator)
+        tensors[f"{conv}kernel_projection.weight"] = 0.3 * make.matrix(2 * taps * HIDDEN // group, HIDDEN)
+    sizes = {"conv_kernel_size": taps, "conv_group_size": group, "selector_rank": rank, "selector_top_k": 6}
+    return {**config, **sizes}, tensors
+
+
+def dflash2(vocab: int) -> tuple[Config, Tensors]:
+    """As z-lab publishes it: a window in a layer, which does not make the block causal, and the size of a block in the
+    table of the blocks' settings."""
+    config, tensors = dflash(vocab, architectures=["DFlash2DraftModel"], is_causal=False)
+    table, more = second(config["dflash_config"], vocab, 11)
+    return {**config, "dflash_config": {**table, "block_size": config.pop("block_size")}}, tensors | more
+
+
+def library_dflash2(vocab: int) -> tuple[Config, Tensors]:
+    """Of the library, which wants all tokens, and by default no causal blocks."""
+    layer = {"model_type": "qwen3", "num_hidden_layers": 2, "rope_theta": 1e4, "head_dim": 8, "sliding_window": 4}
+    layer |= {"layer_types": ["sliding_attention"] * 2}
+    more = {"aux_hidden_state_layer_ids": [2, 4], "block_size": 4, "mask_token_id": MASK, "draft_vocab_size": vocab}
+    config, tensors = second(library("dflash2", vocab, layer, **more), vocab, 12)
+    return {**config, "architectures": ["DFlash2DraftModel"]}, block_tensors(Maker(13), 2, 2) | tensors
+
+
 def markov(make: Maker, vocab: int, draft_vocab: int, prefix: str = "") -> Tensors:
     tensors = {f"{prefix}markov_head.markov_w1.weight": make.matrix(vocab, 16)}
     tensors[f"{prefix}markov_head.markov_w2.weight"] = make.matrix(draft_vocab, 16)
@@ -328,6 +415,15 @@ def dspark(vocab: int) -> tuple[Config, Tensors]:
     config, tensors = dflash(vocab, architectures=["Qwen3DSparkModel"], layer_types=None)
     config |= {"markov_rank": 16, "markov_head_type": "vanilla", **config.pop("dflash_config")}
     return config, tensors | markov(Maker(7), vocab, vocab)
+
+
+def deepspec_dflash(vocab: int) -> tuple[Config, Tensors]:
+    """DFlash as DeepSpec publishes it: a DSpark without its two heads, so the pending token's place drafts too."""
+    config, tensors = dflash(vocab, architectures=["Qwen3DSparkModel"], layer_types=["full_attention"] * 2)
+    config |= {"markov_rank": 0, "enable_confidence_head": False, "num_anchors": 512, "sliding_window": None}
+    config |= config.pop("dflash_config")
+    make = Maker(15)
+    return config, tensors | {f"{name}.weight": make.matrix(vocab, HIDDEN) for name in ("embed_tokens", "lm_head")}
 
 
 def specforge_dspark(vocab: int) -> tuple[Config, Tensors]:

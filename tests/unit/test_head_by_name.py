@@ -168,6 +168,39 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
         load(asked, "float32", "cpu")
 
 
+def test_heads_of_several_kinds_for_one_target_race_as_lanes(
+    command: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preset has an EAGLE-3, a DFlash, a DSpark and a DFlash 2 head. Three lanes at most race the target alone."""
+    published_by = {
+        "eagle": published.deepspec_eagle3,
+        "block": published.deepspec_dflash,
+        "dspark": published.dspark,
+        "dflash2": published.library_dflash2,
+    }
+    for name, make in published_by.items():
+        write(tmp_path / name, *make(len(make_tokenizer())))
+    preset = preset_in(tmp_path, target, *(f'heads.{name}.path = "{name}"' for name in published_by))
+    assert [*preset.heads] == [*published_by]
+    loaded = load(preset, "float32", "cpu")
+    formats = "EAGLE-3 of DeepSpec", "DFlash of DeepSpec", "DSpark", "speculators dflash2"
+    assert (tuple(loaded.head_formats.values()), loaded.missing_heads) == (formats, {})
+    loaded.release()
+    monkeypatch.setattr("specdemo.cli.models.find_preset", lambda name: preset)
+    asked = "--prompt", "the cat", "--raw", "--max-new-tokens", "20", "--temperature", "0.8", "--dtype", "float32"
+    for names in (("eagle", "block", "dspark"), ("block", "dspark", "dflash2")):
+        lanes = [f"{name}:4" for name in names]
+        words = [word for lane in lanes for word in ("--lane", lane)]
+        status, out, told = command("race", "--preset", "mine", *asked, *words, "--json")
+        assert status == 0, told
+        outcome = json.loads(out)
+        texts = {lane: outcome[lane]["text"] for lane in ("plain", *lanes)}
+        assert len({*texts.values()}) == 1
+        drafted = {lane: outcome[lane]["stats"]["drafted"] for lane in lanes}
+        assert all(count > 20 for count in drafted.values()), drafted
+        assert len({outcome[lane]["stats"]["accepted"] for lane in lanes}) > 1  # each has a head of its own
+
+
 def test_trees_of_a_preset_are_a_default_and_no_condition(
     command: Command, target: Path, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,11 +76,21 @@ def test_hub_presets_name_their_pairs() -> None:
     qwen = find_preset("qwen3-4b")
     assert (qwen.target, qwen.draft_model) == (Hub("Qwen/Qwen3-4B"), Hub("Qwen/Qwen3-0.6B"))
     assert qwen.chat_template_kwargs == {"enable_thinking": False}
-    assert qwen.heads == {"eagle": Hub("AngelSlim/Qwen3-4B_eagle3"), "block": Hub("z-lab/Qwen3-4B-DFlash-b16")}
-    opening = {"qwen3-4b": "draft-model", "qwen3-8b": "draft-model", "llama-3.1-8b": "eagle"}  # no head was run yet
-    for name, drafter in opening.items():
-        preset = find_preset(name)
-        assert set(preset.heads) == {"eagle", "block"}
+    assert qwen.heads == {
+        "eagle": Hub("deepseek-ai/eagle3_qwen3_4b_ttt7"),
+        "block": Hub("deepseek-ai/dflash_qwen3_4b_block7"),
+        "dspark": Hub("deepseek-ai/dspark_qwen3_4b_block7"),
+        "dflash2": Hub("RedHatAI/Qwen3-4B-speculator.dflash2"),
+    }
+    all_heads = {
+        "qwen3-4b": {*qwen.heads},
+        "qwen3-8b": {*qwen.heads},
+        "qwen3-14b": {"eagle", "block", "dspark"},
+        "llama-3.1-8b": {"eagle", "block"},
+    }
+    for name, heads in all_heads.items():
+        preset, drafter = find_preset(name), "eagle" if name == "llama-3.1-8b" else "draft-model"  # no head was run yet
+        assert set(preset.heads) == heads
         assert (preset.defaults.drafter, preset.defaults.k, preset.defaults.tree) == (drafter, AUTO, True)
 
 
@@ -161,7 +171,7 @@ def test_what_a_machine_cannot_hold_comes_last_and_says_what_it_needs(tmp_path: 
 def test_the_real_pair_is_the_second_entry_of_the_menu() -> None:
     shown = fitting_first(load_presets()[0], 8e9)
     assert list(shown)[:2] == ["smollm2-135m", "qwen2.5-coder"]
-    assert list(shown)[-4:] == ["llama-3.1-8b", "llama-68m", "qwen3-4b", "qwen3-8b"]
+    assert list(shown)[-5:] == ["llama-3.1-8b", "llama-68m", "qwen3-14b", "qwen3-4b", "qwen3-8b"]
     assert list(fitting_first(load_presets()[0], 4e9))[-1] == "smollm2-1.7b-135m"
 
 

@@ -104,6 +104,18 @@ def flash_copy(model: PreTrainedModel) -> tuple[Config, Tensors]:
     return config, tensors
 
 
+def second_flash_copy(model: PreTrainedModel) -> tuple[Config, Tensors]:
+    """The same with convolutions that change nothing, and candidates that are all tokens with equal edges."""
+    _, tensors = flash_copy(model)
+    stated, more = published.dflash2(MODEL_VOCAB)
+    stated["dflash_config"]["selector_top_k"] = MODEL_VOCAB
+    for name in more.keys() - tensors.keys():
+        tensors[name] = torch.zeros_like(more[name])
+        if name.endswith("base_kernel"):
+            tensors[name][:, 0] = 1
+    return stated, tensors
+
+
 def medusa_copy(model: PreTrainedModel) -> tuple[Config, Tensors]:
     """Its residual blocks add nothing, and its outputs are the target's."""
     config, tensors = published.medusa(MODEL_VOCAB)
@@ -113,13 +125,19 @@ def medusa_copy(model: PreTrainedModel) -> tuple[Config, Tensors]:
     return config, tensors
 
 
-COPIES = {"eagle": eagle_copy, "dspark": spark_copy, "dflash": flash_copy, "medusa": medusa_copy}
+COPIES = {
+    "eagle": eagle_copy,
+    "dspark": spark_copy,
+    "dflash": flash_copy,
+    "dflash2": second_flash_copy,
+    "medusa": medusa_copy,
+}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("kind", COPIES)
 def test_a_head_that_copies_its_target_is_always_right(kind: str, temperature: float, tmp_path: Path) -> None:
-    model = constant_target() if kind in ("dflash", "medusa") else bigram_target()
+    model = constant_target() if kind in ("dflash", "dflash2", "medusa") else bigram_target()
     config, tensors = COPIES[kind](model)
     drafter_class: type[HeadDrafter] = {"eagle": Eagle, "medusa": Medusa}.get(kind, Block)
     toy = toy_with(write(tmp_path / kind, config, tensors), drafter_class, model)

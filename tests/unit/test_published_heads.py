@@ -29,9 +29,10 @@ from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
-from specdemo.drafters.heads.networks import EagleHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
+from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
 from specdemo.types import Settings, TokenKind, Verdict
 from tests.unit import published
@@ -46,12 +47,16 @@ EAGLES: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int]]] = {
     "EAGLE-3": (published.eagle3, [2, 3, 3]),
     "EAGLE 3.1 of SpecForge": (published.specforge31, [1, 3, 5]),
     "narrow EAGLE-3": (published.narrow_eagle3, [2, 3, 3]),
+    "EAGLE-3 of DeepSpec": (published.deepspec_eagle3, [1, 2, 3, 4, 5]),
     "speculators eagle3": (published.library_eagle3, [1, 3, 5, 4]),
 }
 BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool]] = {
     "DFlash": (published.dflash, [2, 3, 5], False),
     "speculators dflash": (published.library_dflash, [2, 4], False),
+    "DFlash 2": (published.dflash2, [2, 3, 5], False),
+    "speculators dflash2": (published.library_dflash2, [2, 4], False),
     "DSpark": (published.dspark, [2, 3, 5], True),
+    "DFlash of DeepSpec": (published.deepspec_dflash, [2, 3, 5], True),
     "DSpark of SpecForge": (published.specforge_dspark, [2, 3, 5], False),
     "speculators dspark": (published.library_dspark, [2, 4], True),
     "Medusa": (published.medusa, [LAYERS], False),
@@ -149,7 +154,8 @@ def test_a_head_drafts_what_its_format_says(
         kind.capture(ready, lambda work: work)
         assert ready.slots is not None
     elif kind is not Medusa:  # which has no layers, only products
-        assert isinstance(ready.backend(8), NativeBackend if engine == "C" else TorchBackend)
+        in_library = engine == "C" and "2" not in name  # which has no convolutions
+        assert isinstance(ready.backend(8), NativeBackend if in_library else TorchBackend)
     check(drafts_of(toy, kind, monkeypatch, 4 if kind is Eagle else ready.head.shape.most_drafted, expected))
 
 
@@ -193,6 +199,44 @@ def test_layers_that_a_configuration_does_not_name_are_those_of_the_formats() ->
         assert ShapeReader("it", found, config, target).shape(()).state_layers == layers
 
 
+def test_dflash_2_draws_from_its_candidates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rule is told of a draft is what it was drawn from: the edges from the token drawn before to candidates."""
+    config, tensors, kind, expected = made("DFlash 2")
+    toy, text = toy_with(write(tmp_path / "it", config, tensors), kind), list(range(11))
+    rounds = drafts_of(toy, kind, monkeypatch, 4, expected)
+    assert {int(row.isfinite().sum()) for _, _, logits, _ in rounds for row in logits} == {6}
+    without = {name: 0 * tensor if "codebook" in name else tensor for name, tensor in tensors.items()}
+    stated = {**config, "anchored": False}, [2, 3, 5]
+    assert published.block_drafts(target(), stated[0], without, stated[1], text, 4)[0] != expected(text, 4)[0]
+    greedy = 0
+    for seed in range(5):
+        drafter = head_after(toy, kind.name, text, Settings(temperature=0.8, k=4, seed=seed, rule="rejection"))
+        draft = drafter.propose(text, 4)
+        drawn = torch.as_tensor(draft.token_ids).tolist()
+        best, logits = published.block_drafts(target(), stated[0], tensors, stated[1], text, 4, drawn)
+        assert draft.probs is not None
+        torch.testing.assert_close(draft.probs, (logits / 0.8).softmax(-1), rtol=1e-3, atol=1e-4)
+        greedy += drawn == best
+        drafter.release()
+    assert greedy < 5
+
+
+def test_dflash_2_can_be_captured(tmp_path: Path) -> None:
+    """No operation of its own reads a number on the host: they run where there are no numbers."""
+    config, tensors, _, _ = made("DFlash 2")
+    head = load_published(write(tmp_path / "it", config, tensors), BlockHead, TARGET, weights=False)
+    x, rotation = torch.zeros(5, HIDDEN, device="meta"), torch.zeros(5, 8, device="meta")
+    layer = head.decoder_layers()[1]
+    q, k, v = layer.attention_inputs(x, None, (rotation, rotation), 5)
+    assert (q.shape, k.shape, v.shape) == ((4, 5, 8), (2, 5, 8), (2, 5, 8))
+    outputs = head.norm(layer.finish(x, q))[1:]
+    assert head.selector is not None
+    found = head.selector.candidates(outputs @ torch.zeros(HIDDEN, MODEL_VOCAB, device="meta"), outputs)
+    unary, tokens, gate = (rows[:1] for rows in found)
+    logits = head.selector.logits(unary, tokens, gate, torch.zeros(1, device="meta").long())
+    assert (logits.shape, logits.device.type) == ((1, MODEL_VOCAB), "meta")
+
+
 def test_tokens_that_are_not_in_order_are_brought_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EAGLE-3", "speculators dspark"):
         config, tensors, kind, expected = made(name)
@@ -212,6 +256,26 @@ def test_embeddings_that_are_a_copy_of_the_targets_are_not_kept_twice(tmp_path: 
     assert widened(toy_with(copied, kind).heads["eagle"].embedding).data_ptr() == weight.data_ptr()
     own = write(tmp_path / "own", config, tensors)
     assert torch.equal(widened(toy_with(own, kind).heads["eagle"].embedding), tensors["embed_tokens.weight"])
+
+
+def test_an_output_layer_that_is_a_copy_of_the_targets_is_not_kept_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Tensor] = []
+
+    def watched(weight: Any, *rest: Any) -> Any:
+        kept.append(weight)
+        return linear(weight, *rest)
+
+    linear = Linear.of
+    monkeypatch.setattr(Linear, "of", watched)
+    config, tensors, kind, _ = made("EAGLE-3 of DeepSpec")
+    theirs, own = target().get_output_embeddings().weight.detach(), tensors["lm_head.weight"]
+    for name, output in (("copied", theirs), ("own", own)):
+        kept.clear()
+        toy_with(write(tmp_path / name, config, {**tensors, "lm_head.weight": output.clone()}), kind)
+        like_it = [weight for weight in kept if torch.equal(weight, output)]
+        assert {weight.data_ptr() == theirs.data_ptr() for weight in like_it} == {name == "copied"}
 
 
 ROPES = {
@@ -242,7 +306,7 @@ def plain(folder: Path) -> Path:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("temperature", "tree"), [(0.7, True), (0.0, False)])
+@pytest.mark.parametrize(("temperature", "tree"), [(0.7, True), (0.0, False), (0.8, False)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_text_is_the_one_that_the_target_writes_alone(
     name: str, temperature: float, tree: bool, tmp_path: Path

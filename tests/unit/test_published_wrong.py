@@ -183,15 +183,71 @@ WRONG = {
         make=published.medusa,
         kind="medusa",
     ),
+    "layers of DeepSpec's EAGLE-3 that there are not": Wrong(
+        f"{NAME} reads the target's hidden states [1, 2, 6], but this target has those from 0 to 5.",
+        {"target_layer_ids": [1, 2, 6]},
+        make=published.deepspec_eagle3,
+    ),
     "P-EAGLE": Wrong(
-        f"{NAME} is of the speculators kind 'peagle', which is not read here: eagle3, dflash, dspark are.",
+        f"{NAME} is of the speculators kind 'peagle', which is not read here: eagle3, dflash, dflash2, dspark are.",
         {"speculators_model_type": "peagle"},
         make=published.library_eagle3,
     ),
     "Domino": Wrong(
-        f"{NAME} is of the kind 'domino', which is not read here: DFlash and DSpark are.",
+        f"{NAME} is of the kind 'domino', which is not read here: DFlash, DFlash 2 and DSpark are.",
         {"dflash_config": {"projector_type": "domino"}},
         make=published.dflash,
+        kind="block",
+    ),
+    "kernels longer than a block": Wrong(
+        f"{NAME} has kernels of 5 tokens in groups of 4 channels and chooses from 6 tokens: these do not fit a block "
+        "of 4, a hidden size of 32 and 61 tokens.",
+        {"conv_kernel_size": 5},
+        make=published.library_dflash2,
+        kind="block",
+    ),
+    "other groups of channels": Wrong(
+        f"{NAME} has the tensor layers.0.attention_conv.kernel_projection.weight of shape [48, 32], but its "
+        "configuration and this target ask for [24, 32].",
+        {"conv_group_size": 8},
+        make=published.library_dflash2,
+        kind="block",
+    ),
+    "no selector": Wrong(
+        f"{NAME} lacks the tensor candidate_selector.successor_codebook of shape [61, 16].",
+        tensors={"candidate_selector.successor_codebook": None},
+        make=published.dflash2,
+        kind="block",
+    ),
+    "experts in DFlash 2": Wrong(
+        f"{NAME} has the tensor layers.1.mlp.gate.weight of shape [8, 32], which is not known here: it may compute "
+        "something else.",
+        tensors={"layers.1.mlp.gate.weight": floats(8, 32)},
+        make=published.dflash2,
+        kind="block",
+    ),
+    "fewer tokens in DFlash 2": Wrong(
+        f"{NAME} drafts 40 of 61 tokens; DFlash 2 is read here where it drafts all of them.",
+        {"draft_vocab_size": 40},
+        make=published.library_dflash2,
+        kind="block",
+    ),
+    "scaled logits": Wrong(
+        f"{NAME} scales its embeddings by 1 and its logits by 0.5, or caps them by 0; that is not read here.",
+        {"output_multiplier": 0.5},
+        make=published.library_dflash2,
+        kind="block",
+    ),
+    "no taps": Wrong(
+        f"{NAME} has no whole number conv_kernel_size in its configuration: 0.",
+        {"conv_kernel_size": 0},
+        make=published.library_dflash2,
+        kind="block",
+    ),
+    "causal blocks of DFlash 2": Wrong(
+        f"{NAME} has layers in which a block is causal; those are not read here.",
+        {"sliding_window_non_causal": False},
+        make=published.library_dflash2,
         kind="block",
     ),
 }

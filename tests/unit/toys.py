@@ -320,21 +320,30 @@ def random_heads(
 def untrained_heads(
     vocab: int, hidden: int, layers: int, heads: int, draft_vocab: int, window: int = 512
 ) -> dict[str, Head]:
-    """An untrained head of every kind; each leaves out some of the target's tokens."""
+    """An untrained head for every drafter that has one. Each leaves out some of the target's tokens, but that of
+    DFlash 2 has them all."""
     state_layers = 0, layers // 2, layers - 1
     sizes = heads, 1, hidden // heads, 2 * hidden
     shape = HeadShape(vocab, hidden, state_layers, draft_vocab, 2, *sizes, 1e-5, window)
     medusa = MedusaShape(vocab, hidden, (layers - 1,), draft_vocab, 1e-5, places=5, mlp=2 * hidden, rank=8)
-    kinds: dict[type[Head], Any] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
+    masked = replace(shape, block_size=6, mask_token=0, normed_context=False, fused_norm=True, bigram_table=True)
+    second = replace(masked, draft_vocab=vocab, rank=0, bigram_table=False, conv_taps=2, conv_group=hidden // 2)
+    kinds: dict[str, tuple[type[Head], Any]] = {
+        "eagle": (EagleHead, shape),
+        "block": (BlockHead, shape),
+        "medusa": (MedusaHead, medusa),
+        "dspark": (BlockHead, replace(masked, from_anchor=True)),
+        "dflash2": (BlockHead, replace(second, candidates=3, selector_rank=4)),
+    }
     made = {}
-    for seed, (kind, sizes_of_it) in enumerate(kinds.items()):
+    for seed, (name, (kind, sizes_of_it)) in enumerate(kinds.items()):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             head = kind(sizes_of_it)
             for weight in head.parameters():
                 nn.init.normal_(weight, std=0.5)
-            head.token_ids.copy_(torch.randperm(vocab)[:draft_vocab].sort().values)
-        made[kind.kind] = head
+            head.token_ids.copy_(torch.randperm(vocab)[: len(head.token_ids)].sort().values)
+        made[name] = head
     return made
 
 

@@ -18,7 +18,8 @@ shapes    `HeadShape`: the sizes of heads with decoder layers
 networks  their trained parts: `EagleHead`, `BlockHead`, and rotary positions
 medusa    all of Medusa
 formats, published_shape, published
-          what published heads are made of: EAGLE-3, DFlash, DSpark, Medusa, and those of the library speculators
+          what published heads are made of: EAGLE-3, DFlash, DFlash 2, DSpark, Medusa, and those of the library
+          speculators
 files     reads published heads and those trained here, and writes the latter
 backends  `HeadBackend`: the layers and the cache of one text, by torch's operations, which may be captured on a GPU, or
           by the C library for CPUs

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..chain import NextLogits
+from ...engines.runner import Wanted
+from ..chain import NextLogits, NextPass
 from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import BlockHead
@@ -26,10 +27,26 @@ class BlockPasses(LayeredPasses):
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         self.read(states)
-        return self.block(tokens[-1:], k), tokens[-1:]
+        return *self.block(tokens[-1:], k), tokens[-1:]
+
+    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[Wanted, Tensor, NextPass]:
+        if self.ready.head.selector is None:
+            return (yield from super().beginning(states, tokens, k))
+        yield from ()  # a selector needs more than logits, and no C library reads the texts together
+        return self.begin(states, tokens, k)
 
     def following(self, *given: Tensor) -> NextLogits:
-        return self.with_bigrams(*given)
+        selector = self.ready.head.selector
+        if selector is None:
+            return self.with_bigrams(*given)
+        *candidates, pending = given
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            unary, tokens, gate = (rows[len(drawn) : len(drawn) + 1] for rows in candidates)
+            logits: Tensor = selector.logits(unary, tokens, gate, drawn[-1] if drawn else pending)
+            return logits
+
+        return next_logits
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         both, longest = self.states_and_tokens(), self.ready.head.shape.most_drafted
@@ -45,13 +62,15 @@ class BlockPasses(LayeredPasses):
         self.backend.advance(len(states))
         self.last.copy_(fused[-1])
 
-    def block(self, pending: Tensor, k: int) -> Tensor:
-        """The logits of k positions after the pending token [1]: [k, V'].
+    def block(self, pending: Tensor, k: int) -> tuple[Tensor, ...]:
+        """The logits [k, V'] of k positions after the pending token [1], or what a selector needs of them.
 
         A block of masks always has its full size, as in training: all of its tokens see each other.
         """
         x = self.entering(pending, k)
-        return self.backend.logits(self.of_places(self.backend.run(x, outputs=len(x)), k))
+        outputs = self.of_places(self.backend.run(x, outputs=len(x)), k)
+        logits, head = self.backend.logits(outputs), self.ready.head
+        return (logits,) if head.selector is None else head.selector.candidates(logits, head.norm(outputs))
 
     def entering(self, pending: Tensor, k: int) -> Tensor:
         """What the tokens of a block enter the layers with, [T, hidden]."""
@@ -97,3 +116,15 @@ class Block(HeadDrafter):
     network = BlockHead
     passes = BlockPasses
     parallel_drafting = True
+
+
+class DSpark(Block):
+    """`Block` with the head that a preset names for `dspark`, so that DFlash and DSpark can race each other."""
+
+    name = "dspark"
+
+
+class DFlash2(Block):
+    """`Block` with the head that a preset names for `dflash2`."""
+
+    name = "dflash2"

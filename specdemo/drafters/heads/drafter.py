@@ -56,8 +56,8 @@ class HeadDrafter(ModelDrafter):
 
     @classmethod
     def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        kind = cls.network.kind
-        return None if kind in parts.head_files else parts.missing_heads.get(kind, f"this preset ships no {kind} head")
+        name = cls.name
+        return None if name in parts.head_files else parts.missing_heads.get(name, f"this preset ships no {name} head")
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:
@@ -65,25 +65,25 @@ class HeadDrafter(ModelDrafter):
 
     @classmethod
     def make_ready(cls, parts: DrafterParts) -> ReadyHead[Any]:
-        """The preset's head of this kind, made ready once; captured where the target's passes are.
+        """The preset's head of this name, made ready once; captured where the target's passes are.
 
         Raises:
             BadInput: its file cannot be read, or it was trained for a target of another shape.
         """
-        kind = cls.network.kind
-        if kind not in parts.ready_heads:
+        name = cls.name
+        if name not in parts.ready_heads:
             assert parts.embeddings is not None, "the models were released"
             embedding, output = parts.embeddings
-            path = parts.head_files[kind]
+            path = parts.head_files[name]
             sizes = TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm)
             published = path.is_dir()
             head = load_published(path, cls.network, sizes) if published else load_head(cls.network, path, output)
             ready = ReadyHead(head, embedding, output)
-            parts.ready_heads[kind] = ready
+            parts.ready_heads[name] = ready
             if parts.captured:
-                tell(f"capturing the passes of the {kind} head")
+                tell(f"capturing the passes of the {name} head")
                 cls.capture(ready, CudaCapture(embedding.device))
-        return cast(ReadyHead[Any], parts.ready_heads[kind])
+        return cast(ReadyHead[Any], parts.ready_heads[name])
 
     @classmethod
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:

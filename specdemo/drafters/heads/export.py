@@ -22,6 +22,12 @@ from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
 VERSION = "0.5.0"  # of the library that defines these configurations
 DRAFTED = 4  # tokens that an engine drafts in a round unless it is told
+ARCHITECTURES = {
+    "eagle3": "Eagle3Speculator",
+    "dflash": "DFlashSpeculator",
+    "dflash2": "DFlash2DraftModel",
+    "dspark": "DSparkSpeculator",
+}
 
 
 def export_head(
@@ -73,7 +79,7 @@ def export_head(
 def _config(head: LayeredHead, target: tuple[str, str], dtype: str) -> dict[str, Any]:
     shape, (name, architecture) = head.shape, target
     eagle = head.kind == "eagle"
-    method = "eagle3" if eagle else "dspark" if shape.rank else "dflash"
+    method = "eagle3" if eagle else "dflash2" if shape.candidates else "dspark" if shape.rank else "dflash"
     drafted = DRAFTED if eagle else shape.most_drafted
     proposal = {
         "proposal_type": "greedy",
@@ -82,7 +88,7 @@ def _config(head: LayeredHead, target: tuple[str, str], dtype: str) -> dict[str,
         "accept_tolerance": 0.0,
     }
     return {
-        "architectures": [{"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator"}.get(method, "DSparkSpeculator")],
+        "architectures": [ARCHITECTURES[method]],
         "speculators_model_type": method,
         "speculators_version": VERSION,
         "speculators_config": {
@@ -146,4 +152,7 @@ def _block(shape: HeadShape) -> dict[str, Any]:
     if shape.rank:
         facts |= {"markov_rank": shape.rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
         facts["confidence_head_with_markov"] = False
+    if shape.candidates:
+        facts |= {"conv_kernel_size": shape.conv_taps, "conv_group_size": shape.conv_group}
+        facts |= {"selector_rank": shape.selector_rank, "selector_top_k": shape.candidates}
     return facts

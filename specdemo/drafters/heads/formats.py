@@ -18,7 +18,7 @@ class Format(NamedTuple):
 
     Attributes:
         kind: the kind of head that reads it.
-        method: eagle3, dflash, dspark or medusa.
+        method: eagle3, dflash, dflash2, dspark or medusa.
         layers: the setting that names the target's layers that the head reads.
         ahead: how much larger its numbers are than those of the layers. A place in transformers' `hidden_states` is 1
             ahead, since the embeddings come first.
@@ -38,10 +38,14 @@ class Format(NamedTuple):
 FORMATS = (
     Format("speculators eagle3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1, library=True),
     Format("speculators dflash", "block", "dflash", "aux_hidden_state_layer_ids", 1, library=True),
+    Format("speculators dflash2", "block", "dflash2", "aux_hidden_state_layer_ids", 1, library=True),
     Format("speculators dspark", "block", "dspark", "aux_hidden_state_layer_ids", 1, library=True),
     Format("DFlash", "block", "dflash", "target_layer_ids"),  # of z-lab
+    Format("DFlash 2", "block", "dflash2", "target_layer_ids"),
     Format("DSpark", "block", "dspark", "target_layer_ids"),
+    Format("DFlash of DeepSpec", "block", "dspark", "target_layer_ids"),  # a DSpark without its Markov head
     Format("EAGLE-3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1),  # of SafeAILab, SpecForge, AngelSlim
+    Format("EAGLE-3 of DeepSpec", "eagle", "eagle3", "target_layer_ids"),
     Format("Medusa", "medusa", "medusa"),
 )
 
@@ -88,19 +92,22 @@ def format_of(config: Config, name: str) -> Format:
     block, found = config.get("dflash_config"), None
     if block is not None or "DFlash" in architectures or "DSpark" in architectures:
         projector = (block or {}).get("projector_type") or "dflash"
-        if "DFlash2" in architectures or "conv_kernel_size" in (block or {}) or projector not in ("dflash", "dspark"):
-            kind = "dflash2" if projector == "dflash" else projector
-            raise BadInput(f"{name} is of the kind {kind!r}, which is not read here: DFlash and DSpark are.")
+        second = "DFlash2" in architectures or "conv_kernel_size" in (block or {})
+        if projector not in ("dflash", "dspark") or (second and projector != "dflash"):
+            raise BadInput(
+                f"{name} is of the kind {projector!r}, which is not read here: DFlash, DFlash 2 and DSpark are."
+            )
         spark = projector == "dspark" or "DSpark" in architectures or "markov_rank" in config
-        found = by_name["DSpark" if spark else "DFlash"]
+        spark_name = "DFlash of DeepSpec" if config.get("markov_rank") == 0 else "DSpark"
+        found = by_name["DFlash 2" if second else spark_name if spark else "DFlash"]
     elif "draft_vocab_size" in config or "eagle3" in architectures.lower():
-        found = by_name["EAGLE-3"]
+        found = by_name["EAGLE-3 of DeepSpec" if "target_layer_ids" in config else "EAGLE-3"]
     elif "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
         found = by_name["Medusa"]
     if found is None:
         said = architectures or config.get("model_type") or "nothing"
         raise BadInput(
-            f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DSpark, Medusa or "
-            f"the library speculators; it names {said}."
+            f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DFlash 2, DSpark, "
+            f"Medusa or the library speculators; it names {said}."
         )
     return found._replace(target=config.get("target_model_name_or_path") or config.get("base_model_name_or_path"))

@@ -57,9 +57,18 @@ class HeadLayer(nn.Module):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The output projection and a gated MLP, both residual: [..., T, hidden] and [..., heads, T, width] ->
         [..., T, hidden]."""
-        x = x + self.out(attended.transpose(-2, -3).flatten(-2))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        x = x + self.projected(attended)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def projected(self, attended: Tensor) -> Tensor:
+        """[..., heads, T, width] -> [..., T, hidden]"""
+        projected: Tensor = self.out(attended.transpose(-2, -3).flatten(-2))
+        return projected
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        gate, up = self.gate_up(normed).chunk(2, -1)
+        added: Tensor = self.down(F.silu(gate) * up)
+        return added
 
     def input_norms(self) -> list[nn.RMSNorm]:
         """The norms before the attention: of x, and of the second input if there is one."""
@@ -85,6 +94,7 @@ class Head(nn.Module):
     own_embedding: Tensor | None = None
     own_output: Tensor | None = None
     place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a draft, where they differ
+    in_library: bool = True  # the C library can run its layers
 
     def __init__(self, shape: Any, state_norms: int = 1) -> None:
         super().__init__()
@@ -257,18 +267,100 @@ class BlockLayer(HeadLayer):
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
-        q = self.q(self.attention_norm(x)).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
+        return self.query_of(self.attention_norm(x), by)
+
+    def query_of(self, normed: Tensor, by: Rotation) -> Tensor:
+        q = self.q(normed).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
         return rotate(self.q_norm(q) if self.q_norm else q, by)
 
     def keys_values(self, x: Tensor, by: Rotation, context: bool) -> tuple[Tensor, Tensor]:
         """Of block tokens or of the context's fused states, [..., T, hidden] -> twice [..., kv_heads, T, width]."""
-        x = self.attention_norm(x) if self.shape.normed_context or not context else x
-        k, v = self.kv(x).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
+        return self.keys_values_of(self.attention_norm(x) if self.shape.normed_context or not context else x, by)
+
+    def keys_values_of(self, normed: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
+        k, v = self.kv(normed).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
         return rotate(self.k_norm(k) if self.k_norm else k, by), v
 
     def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`. There is no second input. All tokens have an output (a block) or none (the context)."""
         return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
+
+
+class BlockConvolution(nn.Module):
+    """Two convolutions over the tokens of a block, one before and one after a part of a layer (DFlash 2).
+
+    Each token has kernels of its own, which are a linear function of its normed input. Token i becomes
+    sum_t (base[t, c] + delta[i, t, g(c)]) * x[i - t, c] in channel c, whose group is g(c).
+    """
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.taps, self.group = shape.conv_taps, shape.conv_group
+        self.base = nn.Parameter(torch.zeros(2, self.taps, shape.hidden))
+        self.deltas = nn.Linear(shape.hidden, 2 * self.taps * (shape.hidden // self.group), bias=False)
+
+    def kernels(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """The kernels before and after the part, [..., T, hidden] -> [..., T, taps, hidden] each."""
+        deltas = self.deltas(normed).unflatten(-1, (2, self.taps, -1, 1))
+        before, after = (self.base.unflatten(-1, (-1, self.group)) + deltas).flatten(-2).unbind(-3)
+        return before, after
+
+
+def convolved(x: Tensor, kernels: Tensor) -> Tensor:
+    """A block [..., T, hidden] by the kernels [..., T, taps, hidden] of its tokens. What comes before it is 0."""
+    out = kernels[..., 0, :] * x
+    for tap in range(1, kernels.shape[-2]):
+        out = out + kernels[..., tap, :] * F.pad(x, (0, 0, tap, -tap))
+    return out
+
+
+class ConvolvedLayer(BlockLayer):
+    """A layer of DFlash 2, with convolutions around its attention and its MLP. They do not read the context."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape)
+        self.attention_conv, self.mlp_conv = BlockConvolution(shape), BlockConvolution(shape)
+
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
+        if not outputs:
+            return super().attention_inputs(x, second, by, outputs)
+        normed = self.attention_norm(x)
+        normed = convolved(normed, self.attention_conv.kernels(normed)[0])
+        return self.query_of(normed, by), *self.keys_values_of(normed, by)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The kernels after the attention are computed again: a layer keeps nothing between its two calls."""
+        x = x + convolved(self.projected(attended), self.attention_conv.kernels(self.attention_norm(x))[1])
+        normed = self.mlp_norm(x)
+        before, after = self.mlp_conv.kernels(normed)
+        return x + convolved(self.mlp(convolved(normed, before)), after)
+
+
+class CandidateSelector(nn.Module):
+    """Draws each place of a block from its likeliest tokens, by the token before (DFlash 2).
+
+    After the token p, the candidate c of a place with the normed output h has the logit
+    unary[c] + <A[p] * gate(h), B[c]>, where unary[c] is the output layer's. No other token can be drawn.
+    """
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.count, self.vocab_size = shape.candidates, shape.vocab_size
+        self.before = nn.Embedding(shape.vocab_size, shape.selector_rank)  # A
+        self.after = nn.Embedding(shape.vocab_size, shape.selector_rank)  # B
+        self.gate = nn.Linear(shape.hidden, shape.selector_rank, bias=False)
+
+    def candidates(self, logits: Tensor, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of k places, from logits [k, V] and normed outputs [k, hidden]: the largest logits [k, count], their tokens,
+        and the gates [k, rank]."""
+        largest = logits.float().topk(self.count, -1)
+        return largest.values, largest.indices, self.gate(normed)
+
+    def logits(self, unary: Tensor, tokens: Tensor, gate: Tensor, previous: Tensor) -> Tensor:
+        """The logits of one place [1, V], from a row of each of the `candidates` and the token before [1]."""
+        wanted = self.before(previous) * gate  # [1, rank]
+        scores = unary + (self.after(tokens) @ wanted[..., None]).squeeze(-1)
+        return scores.new_full((1, self.vocab_size), -torch.inf).scatter_(1, tokens, scores)
 
 
 class BlockHead(LayeredHead):
@@ -277,7 +369,8 @@ class BlockHead(LayeredHead):
     A block is the pending token and K positions to be filled, which begin as the target's last hidden state, or as a
     mask token. They are filled together, so none knows what was drawn for another. `bigram_bias` makes up for the
     nearest one: it adds a term of low rank to the logits once the previous token is drawn. DSpark (arXiv 2607.05147)
-    has such a term too.
+    has such a term too. In DFlash 2 a `CandidateSelector` does that, and a convolution lets each position see those
+    before it.
     """
 
     kind = "block"
@@ -289,8 +382,11 @@ class BlockHead(LayeredHead):
         # What tells a position to be filled from a token.
         blank = nn.Parameter(torch.zeros(shape.hidden)) if shape.mask_token is None else None
         self.register_parameter("blank", blank)
-        self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(shape.depth))
+        layer = ConvolvedLayer if shape.conv_taps else BlockLayer
+        self.in_library = not shape.conv_taps
+        self.layers = nn.ModuleList(layer(shape) for _ in range(shape.depth))
         self.add_bigrams(shape)
+        self.selector = CandidateSelector(shape) if shape.candidates else None
 
     def decoder_layers(self) -> Sequence[BlockLayer]:
         return cast("Sequence[BlockLayer]", self.layers)

@@ -132,9 +132,19 @@ def tensors_of(kind: str, shape: HeadShape) -> Table:
     for prefix in (f"layers.{index}." for index in range(shape.depth)):
         table[f"{prefix}attention_norm.weight"] = {f"{prefix}input_layernorm.weight": (hidden,)}
         table |= _layer(shape, prefix, prefix, ("q", "kv"), hidden)
+        if taps := shape.conv_taps:
+            rows = 2 * taps * (hidden // shape.conv_group)
+            for conv in (f"{prefix}attention_conv.", f"{prefix}mlp_conv."):
+                table[f"{conv}base"] = {f"{conv}base_kernel": (2, taps, hidden)}
+                table[f"{conv}deltas.weight"] = {f"{conv}kernel_projection.weight": (rows, hidden)}
     if shape.rank:
         table["before.weight"] = {"markov_head.markov_w1.weight": (shape.vocab_size, shape.rank)}
         table["after.weight"] = {"markov_head.markov_w2.weight": (shape.draft_vocab, shape.rank)}
+    if shape.candidates:
+        theirs, codebook = "candidate_selector.", (shape.vocab_size, shape.selector_rank)
+        table["selector.before.weight"] = {f"{theirs}predecessor_codebook": codebook}
+        table["selector.after.weight"] = {f"{theirs}successor_codebook": codebook}
+        table["selector.gate.weight"] = {f"{theirs}hidden_projection.weight": (shape.selector_rank, hidden)}
     return table
 
 

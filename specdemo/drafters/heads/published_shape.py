@@ -50,7 +50,7 @@ class PublishedConfig(BaseModel):
     norm_before_fc: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
-    # DFlash and DSpark
+    # DFlash, DFlash 2 and DSpark
     num_target_layers: int | None = None
     aux_hidden_state_layer_ids: list[Any] = []
     target_layer_ids: list[Any] = []
@@ -58,12 +58,20 @@ class PublishedConfig(BaseModel):
     mask_token_id: Any = None
     causal: bool = False
     is_causal: bool = False
-    sliding_window_non_causal: bool = False
+    sliding_window_non_causal: bool | None = None
     markov_head_type: Literal["vanilla"] = Field(
         "vanilla", description="has a Markov head of the type {value!r}; only 'vanilla' is read here"
     )
     markov_rank: int | None = None
     sample_from_anchor: bool | None = None
+    # DFlash 2
+    conv_kernel_size: Whole = 2
+    conv_group_size: Whole = 16
+    selector_rank: Whole = 256
+    selector_top_k: Whole = 16
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +172,17 @@ class ShapeReader:
         }
 
     def _blocks(self, windows: tuple[int, ...]) -> dict[str, Any]:
-        """What differs between DFlash and DSpark."""
+        """What differs between DFlash, DFlash 2 and DSpark."""
         config, size, mask = self.config, self.config.block_size, self.config.mask_token_id
         if not isinstance(size, int) or size < 2 or not isinstance(mask, int) or not 0 <= mask < config.vocab_size:
             raise BadInput(
                 f"{self.name} needs a block_size of 2 or more and a mask_token_id below {config.vocab_size}, "
                 f"but its configuration has {size!r} and {mask!r}."
             )
-        causal_slides = self.format.library and {*windows} != {ALL_TOKENS} and not config.sliding_window_non_causal
+        second, stated = self.format.method == "dflash2", config.sliding_window_non_causal
+        causal_slides = (
+            self.format.library and {*windows} != {ALL_TOKENS} and not (second if stated is None else stated)
+        )
         if config.causal or config.is_causal or causal_slides:
             raise BadInput(f"{self.name} has layers in which a block is causal; those are not read here.")
         usual_rank = 256 if self.format.library else 0
@@ -185,7 +196,30 @@ class ShapeReader:
             "normed_context": False,
             "rank": rank,
             "bigram_table": bool(rank),
+            **(self._second(size) if second else {}),
         }
+
+    def _second(self, size: int) -> dict[str, Any]:
+        """What DFlash 2 has besides."""
+        config, hidden, vocab_size = self.config, self.config.hidden_size, self.config.vocab_size
+        taps, group, count = config.conv_kernel_size, config.conv_group_size, config.selector_top_k
+        if taps > size or hidden % group or count > vocab_size:
+            raise BadInput(
+                f"{self.name} has kernels of {taps} tokens in groups of {group} channels and chooses from {count} "
+                f"tokens: these do not fit a block of {size}, a hidden size of {hidden} and {vocab_size} tokens."
+            )
+        if config.draft_vocab_size not in (0, vocab_size):
+            raise BadInput(
+                f"{self.name} drafts {config.draft_vocab_size} of {vocab_size} tokens; DFlash 2 is read here where it "
+                "drafts all of them."
+            )
+        scales = config.input_embedding_scale, config.output_multiplier, config.final_logit_softcapping
+        if scales != (1, 1, 0):
+            raise BadInput(
+                f"{self.name} scales its embeddings by {scales[0]:g} and its logits by {scales[1]:g}, or caps them by "
+                f"{scales[2]:g}; that is not read here."
+            )
+        return {"conv_taps": taps, "conv_group": group, "candidates": count, "selector_rank": config.selector_rank}
 
     def _state_layers(self) -> tuple[int, ...]:
         """The target's layers that the head reads."""
@@ -195,7 +229,7 @@ class ShapeReader:
             ids = config.eagle_config.get(self.format.layers)
             ahead = 0 if ids else ahead  # SpecForge's numbers there are those of the layers
             ids = ids or [2, count // 2, count - 3]
-        elif self.format.name in ("DFlash", "DSpark"):
+        elif self.format.kind == "block" and not self.format.library:
             if config.num_target_layers not in (None, count):
                 raise BadInput(
                     f"{self.name} was trained for a target of {config.num_target_layers} layers, but this one has "

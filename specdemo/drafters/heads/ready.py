@@ -50,8 +50,8 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
             pack(child, dtype)
 
 
-def _equal(own: Tensor, embedding: Weight) -> bool:
-    return isinstance(embedding, Tensor) and torch.equal(own, embedding)
+def _equal(own: Tensor, targets: Weight) -> bool:
+    return isinstance(targets, Tensor) and torch.equal(own, targets)
 
 
 class ReadyHead(Generic[H]):
@@ -70,11 +70,15 @@ class ReadyHead(Generic[H]):
         self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
         self.token_ids = head.token_ids.to(embedding.device)  # [V']
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
-        rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
-        of_places: Sequence[Weight] = head.place_outputs or (rows,)
         to = embedding.device, embedding.dtype
+        if head.own_output is None:
+            rows = output if everything else output[self.token_ids]
+        else:
+            rows = output if everything and _equal(head.own_output.to(*to), output) else head.own_output
+        of_places: Sequence[Weight] = head.place_outputs or (rows,)
         self._outputs = [Linear.of(one.to(*to) if isinstance(one, Tensor) else one, None) for one in of_places]
-        layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
+        packed = isinstance(self._outputs[0].multiply, PackedLinear)
+        layers = head.decoder_layers() if packed and head.in_library else ()
         for layer in layers:
             layer.join()
         pack(self.head, embedding.dtype)

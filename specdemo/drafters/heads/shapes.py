@@ -53,6 +53,10 @@ class HeadShape:
     normed_context: bool = True  # the target's fused states go through the norms of the layers too
     rank: int = RANK  # of the bigram term; 0 where there is none
     bigram_table: bool = False  # the bigram term begins with a table of tokens and not with their embeddings
+    conv_taps: int = 0  # how many tokens of a block a convolution reads; 0 where there is none
+    conv_group: int = 0  # how many channels share what a token adds to the kernel
+    candidates: int = 0  # how many tokens of a place can be drawn; 0: all of them
+    selector_rank: int = 0  # of the term that tells the candidates apart
 
     @property
     def windows(self) -> tuple[int, ...]:
