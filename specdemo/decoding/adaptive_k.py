@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import repeat
+from math import inf
 
 from ..types import DraftOutcome
 from .costs import CostModel, DraftPlan, DraftStats
@@ -52,15 +53,21 @@ class DraftLengthController:
     branches = False  # whether its draft is a tree
 
     def __init__(
-        self, k: int | str | Iterable[Form], costs: CostModel | None, prompt_tokens: int = 1, tree: bool = False
+        self,
+        k: int | str | Iterable[Form],
+        costs: CostModel | None,
+        prompt_tokens: int = 1,
+        tree: bool = False,
+        together: bool = False,
     ) -> None:
         """`k` is AUTO, a fixed K, or the form of each round's draft. AUTO needs `costs`, which learn from every round.
-        With `tree` a fixed K drafts trees, and AUTO may.
+        With `tree` a fixed K drafts trees, and AUTO may. Readers that share their passes learn `together`.
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
         self._begun: set[str] = set()  # the drafters that drafted in this run, and so have read the prompt
-        self._drafts = deepcopy(costs.drafts) if costs else defaultdict(DraftStats)  # lanes side by side learn apart
+        known = costs.drafts if costs else defaultdict[tuple[str, bool], DraftStats](DraftStats)
+        self._drafts = known if together else deepcopy(known)  # lanes side by side learn apart
 
     def choose(self, most: int, last: Round | None, source: Drafter, readers: int = 1) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run; `branches` says in which form.
@@ -89,8 +96,13 @@ class DraftLengthController:
         reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
         saved = most * (alone - 1 / rate)  # if the rest of the text goes on at this rate
         for plan in sorted(plans):
-            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 for the best if it pays
-            if self._drafts[source.name, plan.tree].idle * PROBING > loss * len(plans):
+            stats = self._drafts[source.name, plan.tree]
+            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0) / alone  # in tokens; 0 if it pays best
+            # The rounds of all readers count, and all of them try it in the same round, where a draft costs each of
+            # them what it would if all went on with it. What none has tried yet is tried by one.
+            if stats.idle * PROBING > loss * len(plans) * readers:
+                if stats.idle == inf:
+                    stats.idle = 0.0
                 self.branches, source.stop_below = plan.tree, plan.stop_below
                 return min(plan.k, most)
         return 0

@@ -6,6 +6,7 @@ tokens and further prompts are both such rows, so the more prompts there are, th
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -14,10 +15,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
+
 from ..engines.runner import Pass, Wanted, read_together
-from ..types import BadInput, NotFinite
+from ..system.progress import Stopped
 from .events import Event, Round
 from .loop import Decoding
+
+log = logging.getLogger(__name__)
 
 
 def decode(decoding: Decoding) -> Iterator[Event]:
@@ -42,7 +47,7 @@ def decode(decoding: Decoding) -> Iterator[Event]:
 class Failed:
     """One of several prompts could not be decoded further. The others go on."""
 
-    error: BadInput | NotFinite
+    error: Exception
 
 
 def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[tuple[int, Event | Failed], None, None]:
@@ -50,7 +55,7 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
 
     One that ends makes room for the next. Each text is the one that its prompt gets alone, to the bit where the logits
     of the engine do not depend on the other rows of a pass (`Runner.exact_rows`). Where an engine reads one sequence
-    only (`CachedRunner.together`), the passes follow each other.
+    only (`CachedRunner.together`), the passes follow each other. What ends a decoding alone ends that decoding here.
 
     The seconds of an event are those of its decoding's own work, and of each pass its share by rows.
     """
@@ -85,18 +90,20 @@ class _Going:
         """Whether it waits for a pass of its drafter."""
         return not (isinstance(self.wanted, Pass) and self.wanted.runner is self.decoding.runner)
 
-    def go_on(self, logits: Any = None) -> Iterator[tuple[int, Event | Failed]]:
-        """Go on with the logits of the last pass, to the next pass or to the end."""
+    def go_on(self, outcome: Any = None) -> Iterator[tuple[int, Event | Failed]]:
+        """Go on with the logits of the last pass, or with its error, to the next pass or to the end."""
         self.wanted = None
         try:
-            step = self.steps.send(logits)
+            step = self.steps.throw(outcome) if isinstance(outcome, Exception) else self.steps.send(outcome)
             while not isinstance(step, Wanted):
                 yield self.index, step
                 step = next(self.steps)
             self.wanted = step
         except StopIteration:
             pass
-        except (BadInput, NotFinite) as error:
+        except Stopped:
+            raise
+        except Exception as error:
             yield self.index, Failed(error)
         self.waits_since = time.perf_counter()
 
@@ -115,17 +122,43 @@ def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | 
     """One pass of a group, and what follows until each needs another."""
     wanted = [one.wanted for one in group if one.wanted]
     began = time.perf_counter()
-    logits = read_together(wanted)
+    outcomes = _outcomes(wanted)
     per_row = (time.perf_counter() - began) / sum(each.rows for each in wanted)
     rows, seconds = list[int](), 0.0  # of rounds
-    for one, each, its_logits in zip(group, wanted, logits, strict=True):
+    for one, each, outcome in zip(group, wanted, outcomes, strict=True):
         one.decoding.readers = readers
         if readers > 1:
             one.decoding.waited += time.perf_counter() - one.waits_since - per_row * each.rows
-        for index, event in one.go_on(its_logits):
+        for index, event in one.go_on(outcome):
             if isinstance(event, Round):
                 rows.append(each.rows)
                 seconds += event.seconds - event.draft_seconds
             yield index, event
     if len(rows) == len(group) and (costs := group[0].decoding.costs):
         costs.learn_pass(sum(rows), seconds)
+
+
+def _outcomes(wanted: Sequence[Wanted]) -> list[Tensor | Exception]:
+    """The logits of each, or its error, from one pass. If that pass fails, each is read by itself: it does not say
+    whose rows it failed for.
+    """
+    if len(wanted) > 1:
+        places = [each.place for each in wanted]
+        try:
+            return [*read_together(wanted)]
+        except Stopped:
+            raise
+        except Exception:
+            log.warning("A pass of %d prompts failed. Each is read by itself.", len(wanted), exc_info=True)
+            for each, place in zip(wanted, places, strict=True):
+                each.go_back(place)
+    return [_outcome(each) for each in wanted]
+
+
+def _outcome(wanted: Wanted) -> Tensor | Exception:
+    try:
+        return read_together([wanted])[0]
+    except Stopped:
+        raise
+    except Exception as error:
+        return error

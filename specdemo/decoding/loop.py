@@ -105,7 +105,8 @@ class Decoding:
             given = settings.k if self.ks is None else self.ks
             rule.use(runner)
             drafter.reads_alone = self.readers == 1
-            control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree)
+            together = self.readers > 1
+            control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree, together)
 
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]

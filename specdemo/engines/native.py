@@ -8,10 +8,11 @@ whether or not its rows branch. So greedy text is the same to the last bit with 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from ctypes import byref, c_uint64, pointer
+from collections.abc import Collection, Mapping, Sequence
+from ctypes import byref, c_uint64, c_void_p, pointer
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -131,15 +132,17 @@ class NativeLayers:
         self,
         x: Tensor,
         rows: Sequence[Rows],
-        layers: tuple[int, int] | None = None,
+        outputs: Mapping[int, Tensor] = MappingProxyType({}),
         second_input: Tensor | None = None,
         kv_only: bool = False,
     ) -> None:
-        """Run the layers from the first to before the last of `layers` over x [T, hidden] float32, in place.
+        """Run the layers over x [T, hidden] float32, in place.
 
         The T rows are those of one or several sequences, one after the other. With `kv_only` every layer reads x
         itself, and writes its keys and values into the caches but computes nothing else.
 
+        Args:
+            outputs: tensors [T, hidden] float32 by layer, into which the outputs of these layers are written.
         Raises:
             ValueError: a cache has no room for its rows, or a tensor has another shape or type.
         """
@@ -150,9 +153,14 @@ class NativeLayers:
             raise ValueError("These layers read a second input of as many rows as x, or none.")
         if len(x) != sum(of_one.count for of_one in rows):
             raise ValueError(f"The rows of the sequences are not the {len(x)} of x.")
+        if any(len(output) != len(x) for output in outputs.values()):
+            raise ValueError(f"The outputs of a layer have as many rows as x, which are {len(x)}.")
         described = (library.Rows * len(rows))(*(of_one.described() for of_one in rows))
+        copies = (c_void_p * self.depth)()
+        for layer, output in outputs.items():
+            copies[layer] = address_of_rows(output, torch.float32, self.hidden)
         done = self.library.functions.run_layers(
-            *(byref(self._described), *(layers or (0, self.depth)), inputs, others, described, len(rows), kv_only),
+            *(byref(self._described), self.depth, copies, inputs, others, described, len(rows), kv_only),
             torch.get_num_threads(),
         )
         check_room(done)
@@ -231,12 +239,9 @@ class NativeModel(SharedPasses):
 
     def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int]) -> dict[int, Tensor]:
         """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each."""
-        outputs: dict[int, Tensor] = {}
-        for part in pairwise(sorted({0, *(index + 1 for index in captured), self.layers.depth})):
-            self.layers.run(x, rows, part)
-            if (last := part[1] - 1) in captured:
-                outputs[last] = x.to(self.model.dtype, copy=True)
-        return outputs
+        outputs = {layer: torch.empty_like(x) for layer in captured}
+        self.layers.run(x, rows, outputs)
+        return {layer: output.to(self.model.dtype) for layer, output in outputs.items()}
 
 
 def native_model(model: FusedModel) -> NativeModel | None:

@@ -104,6 +104,15 @@ class Wanted:
         """What can do this pass together with others; None if nothing can."""
         return None
 
+    @property
+    def place(self) -> int:
+        """Where it begins in the cache. Only for a pass that can be done together with others, before it is done."""
+        raise NotImplementedError
+
+    def go_back(self, place: int) -> None:
+        """Forget what was done of this pass, which began at `place`, so that it can be done again."""
+        raise NotImplementedError
+
     def read(self) -> Tensor:
         """Do it. Returns the logits."""
         raise NotImplementedError
@@ -128,6 +137,13 @@ class Pass(Wanted):
     @property
     def together(self) -> Together | None:
         return None if self.prompt else together_of(self.runner)
+
+    @property
+    def place(self) -> int:
+        return self.runner.length
+
+    def go_back(self, place: int) -> None:
+        self.runner.rollback(place)
 
     def read(self) -> Tensor:
         return self.runner.prefill(list(self.ids)) if self.prompt else self.runner.forward(self.ids, self.parents)

@@ -78,24 +78,11 @@ class Stats:
 
     @classmethod
     def at_once(cls, events: Iterable[tuple[str, Event]], readers: int) -> Stats:
-        """The figures of several readers while all are decoded: from when all prompts were read until a text ends.
-
-        A round takes as long as its reader waits for it, so times, and the speed, are those of a single reader.
-
-        Args:
-            events: of all, with the name of the reader's lane.
-        """
-        stats = cls(tokens=1, readers=readers)  # a round follows a token
-        begun, ready = 0, set[str]()
+        """The figures of several readers, see `AtOnce`; the events come with the name of the reader's lane."""
+        found = AtOnce(readers)
         for lane, event in events:
-            if isinstance(event, Finished):
-                break
-            begun += isinstance(event, Prefilled)
-            if lane in ready:
-                stats.add(event)
-            elif begun == readers:  # the round that has just ended may have begun before
-                ready.add(lane)
-        return stats
+            found.add(lane, event)
+        return found.stats
 
     def add(self, event: Event) -> None:
         self.seconds += engine_seconds(event)
@@ -198,6 +185,28 @@ class Stats:
         figures["finish_reason"] = self.finish_reason.value if self.finish_reason else None
         figures["accepted_lengths"] = {str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)}
         return figures
+
+
+class AtOnce:
+    """The `stats` of several readers while all are decoded: from when all prompts were read until a text ends.
+
+    A round takes as long as its reader waits for it, so times, and the speed, are those of a single reader.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self.stats = Stats(tokens=1, readers=readers)  # a round follows a token
+        self._begun, self._ready, self._over = 0, set[str](), False
+
+    def add(self, lane: str, event: Event) -> bool:
+        """Take in the next event of all. Returns whether it counts."""
+        self._over |= isinstance(event, Finished)
+        self._begun += isinstance(event, Prefilled)
+        counts = lane in self._ready and not self._over
+        if counts:
+            self.stats.add(event)
+        elif self._begun == self.stats.readers:  # the round that has just ended may have begun before
+            self._ready.add(lane)
+        return counts
 
 
 def _sum(total: float | None, more: float | None) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.decoding.events import Finished, Prefilled, Round
+from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, Request, Spans
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
@@ -51,7 +51,7 @@ def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
 
 
 def test_news_are_told_once() -> None:
-    lanes = Lanes()
+    lanes = Lanes({})
     lanes.add(Entry(PLAIN, Prefilled(3, Token(1, TokenKind.TARGET, 0.5), 0.25), Spans(("a",))))
     (first,) = lanes.news()[PLAIN]
     assert (first["at"], first["row"]) == (0.25, [-1, 0, [["a", "t", 0.5]]])
@@ -65,11 +65,46 @@ def test_news_are_told_once() -> None:
 
 
 def test_of_many_news_every_tenth_has_the_figures_so_far() -> None:
-    lanes = Lanes()
+    lanes = Lanes({})
     for index in range(25):
         lanes.add(Entry(PLAIN, Round(index, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), Spans(("b",))))
     told = {place: event["figures"]["tokens"] for place, event in enumerate(lanes.news()[PLAIN]) if "figures" in event}
     assert told == {9: 10, 19: 20, 24: 25}
+
+
+def test_of_several_readers_the_figures_of_all_are_told_now_and_then() -> None:
+    """Of those with a drafter and of those without it, while all of either are decoded."""
+    pairs = {"eagle 1": "alone 1", "eagle 2": "alone 2"}
+    lanes, token = Lanes(pairs), Token(2, TokenKind.TARGET, 0.5)
+    drafted = DraftedToken(1, ACCEPTED, 0.5, 0.5, 0.1), DraftedToken(1, REJECTED, 0.5, 0.5, 0.1)
+
+    def add(lane: str, event: Event) -> None:
+        lanes.add(Entry(lane, event, Spans(tuple("a" * len(emitted_tokens(event))), ("a", "x"))))
+
+    def told() -> list[list[dict[str, Any]]]:
+        news = lanes.news()
+        groups = ([event for lane in group for event in news.get(lane, ())] for group in (pairs.values(), pairs))
+        return [[event["of_all"] for event in sorted(group, key=rounds) if "of_all" in event] for group in groups]
+
+    def rounds(event: dict[str, Any]) -> Any:
+        return event["row"][0]
+
+    for lane in (*pairs.values(), *pairs):
+        add(lane, Prefilled(3, token, 0.25))
+    assert not any(told())
+    for index in range(26):  # the first round may have begun before all prompts were read
+        for lane in pairs.values():
+            add(lane, Round(index, (), (token,), 0.0, 0.125, 0.25))
+        for lane in pairs:
+            add(lane, Round(index, drafted if index < 9 else (), (token,) * 2, 0.0, 0.125, 0.25))
+    alone, together = told()
+    assert [figures["tokens_per_round"] for figures in alone] == [1] * 3, "after 20 and 40 rounds, and the last"
+    assert [figures["tokens_per_round"] for figures in together] == [2] * 3
+    assert [figures["accepted_lengths"] for figures in together] == [{1: 17}] * 3
+    assert together[0]["acceptance_rate"] == together[0]["draft_efficiency"] == 0.5
+    lanes.add(Entry("eagle 1", Finished(FinishReason.EOS), Spans(("a",))))
+    add("eagle 2", Round(30, drafted, (token,), 0.0, 0.125, 0.25))
+    assert not any(told()), "one text has ended"
 
 
 @given(st.dictionaries(st.text(), st.text()))

@@ -182,6 +182,9 @@ def test_several_readers_are_told_with_all_their_lanes() -> None:
     assert told["end"]["sentence"].startswith("With 2 readers at once prompt-lookup makes all of them")
     at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in names[2:]), 2)
     assert told["end"]["stats"][SPECULATIVE]["tokens_per_second_of_all"] == 2 * (at_once.tokens_per_second or 0)
+    of_all = [event["of_all"] for name in names[2:] for event in told["lanes"][name]["events"] if "of_all" in event]
+    lengths = {str(length): rounds for length, rounds in at_once.accepted_lengths.items()}
+    assert {"acceptance_rate": at_once.acceptance_rate, "accepted_lengths": lengths}.items() <= of_all[-1].items()
     other = text.replace('"alone 2"', '"another"')  # lanes that are not those of readers
     told = json.loads(uploaded(other))
     assert (len(told["lanes"]), told["request"]["others"]) == (4, [])

@@ -610,6 +610,16 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     page.locator("#readers input[value='2']").check()
     run(page, "one two three", until="running")
     page.locator("[data-lane='prompt-lookup 2'] .tok.a").nth(9).wait_for()
+    figures, counts = page.locator("#race .sd-figures dd"), page.locator("#race .sd-column b")
+    times = page.locator("#race .sd-time b")
+    expect(figures.first).to_have_text(re.compile(r"^\d+%$"))
+    shown = [*counts.all_inner_texts(), *times.all_inner_texts()]
+    assert any(text.isdigit() for text in shown)
+    assert not any(text in ("–", "0.00 s") for text in shown)
+    rounds = sum(int(text or 0) for text in counts.all_inner_texts())
+    columns = "[...document.querySelectorAll('#race .sd-column b')]"
+    page.wait_for_function(f"before => {columns}.reduce((sum, b) => sum + +b.textContent, 0) > before", arg=rounds)
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "running")
     page.click("#stop")
     page.locator("#race .sd-arena[data-state=ended]").wait_for()
     assert headline(page).startswith("Stopped.")

@@ -34,6 +34,7 @@ from specdemo.racing.batch import batch as batch_of
 from specdemo.racing.race import drafters_of
 from specdemo.studies.prompts import read_prompts
 from specdemo.system import hardware
+from specdemo.system.progress import Stopped
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
 from tests.unit.enumerate_decode import distance, emitted_distribution
 from tests.unit.test_graph import ByAddress
@@ -275,6 +276,186 @@ def test_one_that_fails_leaves_the_others_alone(toy: SharingToy) -> None:
 class Doubtful(Scripted):
     def propose(self, context: Sequence[int], k: int) -> Any:
         return replace(super().propose(context, k), q=torch.full((k,), torch.nan))
+
+
+class Broken(Exception):
+    """What no part of the program raises."""
+
+
+@dataclass(frozen=True)
+class BrokenPass(Wanted):
+    """A pass of a drafter or of the target that fails, read together with others or by itself, when it is done."""
+
+    wanted: Wanted
+    late: bool  # whether the others' rows were read before
+
+    @property
+    def rows(self) -> int:
+        return self.wanted.rows
+
+    @property
+    def together(self) -> Any:
+        together: Any = self.wanted.together
+        return together and Breaking.of(together)
+
+    @property
+    def place(self) -> int:
+        return self.wanted.place
+
+    def go_back(self, place: int) -> None:
+        self.wanted.go_back(place)
+
+    def read(self) -> Tensor:
+        if self.late:
+            self.wanted.read()
+        raise Broken
+
+
+@dataclass(frozen=True)
+class SoundPass(BrokenPass):
+    """A pass that is read with such ones."""
+
+    def read(self) -> Tensor:
+        return self.wanted.read()
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """Reads passes of another `together`, and fails if one of them is broken."""
+
+    other: Any
+
+    @staticmethod
+    @cache
+    def of(other: Any) -> Breaking:
+        return Breaking(other)
+
+    def read(self, passes: Sequence[BrokenPass]) -> list[Tensor]:
+        broken = [each for each in passes if not isinstance(each, SoundPass)]
+        if broken and not broken[0].late:
+            raise Broken
+        logits: list[Tensor] = self.other.read([each.wanted for each in passes])
+        if broken:
+            raise Broken
+        return logits
+
+
+class BreakingSteps(Decoding):
+    """A decoding one of whose passes fails: that of the target, or of its drafter, in a round."""
+
+    fails: tuple[str, int, bool] | None = None  # whose, in which round, and whether the others' rows are read before
+
+    def steps(self) -> Any:
+        steps, rounds, sent = super().steps(), 0, None
+        try:
+            step = next(steps)
+            while True:
+                rounds += isinstance(step, Round)
+                if isinstance(step, Wanted) and not (isinstance(step, Pass) and step.prompt):
+                    of = "target" if isinstance(step, Pass) and step.runner is self.runner else "drafter"
+                    broken = self.fails and self.fails[:2] == (of, rounds)
+                    step = BrokenPass(step, self.fails[2]) if self.fails and broken else SoundPass(step, late=False)
+                try:
+                    sent = yield step
+                except Exception as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(sent)
+        except StopIteration:
+            pass
+        finally:
+            steps.close()
+
+
+DAILY_FAILURES = [("draft-model", whose, 2, True, True) for whose in ("drafter", "target")]
+FAILURES = [
+    each
+    for each in product(("draft-model", "eagle", "block"), ("drafter", "target"), (0, 2), (False, True), (True, False))
+    if each not in DAILY_FAILURES
+]
+
+
+@pytest.mark.parametrize(
+    ("toy", "name", "whose", "round_", "late", "together"),
+    [
+        pytest.param(engine, *each, marks=() if engine == "native" or each in DAILY_FAILURES else pytest.mark.slow)
+        for engine in ENGINES
+        for each in (*DAILY_FAILURES, *FAILURES)
+        if engine != "graph" or each[:2] not in product(("eagle", "block"), ["drafter"])  # captured drafts have none
+    ],
+    indirect=["toy"],
+)
+def test_a_pass_that_fails_ends_its_own_text_only(
+    toy: SharingToy, name: str, whose: str, round_: int, late: bool, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it fails in the first round or later, before or after the rows of the others were read."""
+    texts = prompts(4)
+    settings = [Settings(k=3, max_new_tokens=14, temperature=0.8 * (seed % 2), seed=seed) for seed in range(4)]
+    alone = rounds_of(decode_batch(decodings(toy, name, settings, texts), 1))
+    if not together:
+        monkeypatch.setattr(BrokenPass, "together", None)
+    made = []
+    for each in decodings(toy, name, settings, texts):
+        made.append(BreakingSteps(each.runner, each.drafter, each.prompt_ids, each.rule))
+    made[2].fails = whose, round_, late
+    events = list(decode_batch(made, 4))
+    failures = [(index, type(event.error)) for index, event in events if isinstance(event, Failed)]
+    assert failures == [(2, Broken)]
+    found = rounds_of(iter([each for each in events if not isinstance(each[1], Failed)]))
+    assert len(found[2]) == round_, "it failed in the round that was meant"
+    assert found == {**alone, 2: alone[2][:round_]}
+    assert all(not runner.length for runner in (*toy.runners, *toy.draft_runners))
+
+
+def rounds_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[Any]]:
+    """The tokens that were drafted and emitted in the rounds of each."""
+    by_index: defaultdict[int, list[Any]] = defaultdict(list)
+    for index, event in events:
+        if isinstance(event, Round):
+            by_index[index].append([[token.id for token in tokens] for tokens in (event.drafted, event.emitted)])
+        else:
+            assert isinstance(event, Prefilled | Finished)
+            assert by_index[index] is not None
+    return dict(by_index)
+
+
+@pytest.mark.parametrize("round_", [0, 3])
+def test_a_drafter_that_fails_ends_its_own_text_only(toy: SharingToy, round_: int) -> None:
+    """By an error that is not one of ours, in a round of its own; alone it is the same error."""
+    texts, settings = prompts(4), [Settings(k=2, max_new_tokens=9, temperature=0.8, seed=seed) for seed in range(4)]
+    alone = texts_of(decode_batch(decodings(toy, "none", settings, texts), 1))
+
+    def made() -> list[Decoding]:
+        calls = iter(range(99))
+
+        def propose(context: Sequence[int], k: int) -> list[int]:
+            if next(calls) == round_:
+                raise Broken
+            return [1] * k
+
+        every = list(decodings(toy, "ngram", settings, texts))
+        every[1].drafter = Scripted(propose)
+        return every
+
+    events = list(decode_batch(made(), 4))
+    assert [(index, type(event.error)) for index, event in events if isinstance(event, Failed)] == [(1, Broken)]
+    assert sum(index == 1 and isinstance(event, Round) for index, event in events) == round_
+    others = texts_of(iter([each for each in events if each[0] != 1]))
+    assert others == {index: alone[index] for index in (0, 2, 3)}
+    assert all(not runner.length for runner in toy.runners)
+    with pytest.raises(Broken):
+        list(batch.decode(made()[1]))
+
+
+def test_what_stops_the_work_stops_all_of_it(toy: SharingToy) -> None:
+    def propose(context: Sequence[int], k: int) -> list[int]:
+        raise Stopped
+
+    made = list(decodings(toy, "none", [Settings(k=2, max_new_tokens=9)] * 3, prompts(3)))
+    made[1].drafter = Scripted(propose)
+    with pytest.raises(Stopped):
+        list(decode_batch(made, 3))
+    assert all(not runner.length for runner in toy.runners)
 
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)

@@ -217,6 +217,66 @@ def test_a_drafter_that_stops_meets_both_goals(draft: float, chance: float) -> N
     assert auto >= 0.95 * max(fixed)
 
 
+def speed_of_all(
+    k: int | str, readers: int, draft: float, prompt: float, chance: float, passes: dict[int, float], rounds: int = 1000
+) -> float:
+    """Tokens per second of readers that share passes and drafts, which nothing is known of at first.
+
+    A draft of one token takes `draft` seconds for one reader, and a fifth of that for each more. A reader's first draft
+    takes `prompt` seconds more.
+    """
+    together = {1: passes[1]} | {readers * tokens: float(all_passes(passes, readers * tokens)) for tokens in (1, 2, 3)}
+    costs, luck = CostModel(together), random.Random(readers)
+    choosing = [DraftLengthController(k, costs, prompt_tokens=50, together=readers > 1) for _ in range(readers)]
+    last, fresh = list[Round | None]([None] * readers), set(range(readers))
+    written, seconds = 0, 0.0
+    for _ in range(rounds):
+        asked = [each.choose(100, before, ONE_BY_ONE, readers) for each, before in zip(choosing, last, strict=True)]
+        drafting = [0.0] * readers
+        for place in range(max(asked)):
+            those = [reader for reader in range(readers) if asked[reader] > place]
+            for reader in those:
+                drafting[reader] += draft * (1 + 0.2 * (len(those) - 1)) / len(those)
+        for reader in {reader for reader in fresh if asked[reader]}:
+            drafting[reader] += prompt
+            fresh.remove(reader)
+        rows = [1 + count for count in asked]
+        one_row = float(all_passes(passes, sum(rows))) / sum(rows)
+        for reader, count in enumerate(asked):
+            passed = next((i for i in range(count) if luck.random() >= chance), count)
+            drafted = RIGHT * passed + WRONG * (passed < count) + UNREAD * (count - passed - 1)
+            checking = one_row * rows[reader]
+            last[reader] = Round(0, drafted, (), drafting[reader], checking, drafting[reader] + checking, count)
+            written, seconds = written + passed + 1, seconds + drafting[reader] + checking
+    return written / seconds
+
+
+def all_passes(passes: dict[int, float], tokens: int) -> float:
+    """The seconds of a pass; of a longer one than those known, as if it went on in proportion."""
+    longest = max(passes)
+    return float(np.interp(min(tokens, longest), list(passes), list(passes.values()))) * max(1.0, tokens / longest)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("passes", [RISING, FLAT], ids=["rising", "flat"])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("draft", "prompt"), [(0.0, 0.0), (0.1, 1.0)])
+@pytest.mark.parametrize("readers", [2, 4, 8, 16])
+def test_auto_is_never_slower_than_all_readers_with_a_drafter_or_without(
+    readers: int, draft: float, prompt: float, chance: float, passes: dict[int, float]
+) -> None:
+    auto, *fixed = (speed_of_all(k, readers, draft, prompt, chance, passes) for k in (AUTO, 0, 1, 2))
+    assert auto >= 0.97 * max(fixed)
+
+
+def test_what_no_reader_has_tried_is_tried_by_one() -> None:
+    """Where drafts do not pay; all of them begin where they do."""
+    for passes, drafting in ((STEEP, 1), (FLAT, 16)):
+        costs = CostModel({1: 1.0, 16: passes[MAX_K + 1], 32: 2 * passes[MAX_K + 1] if passes is STEEP else 1.0})
+        choosing = [DraftLengthController(AUTO, costs, together=True) for _ in range(16)]
+        assert sum(bool(each.choose(9, None, ONE_BY_ONE, 16)) for each in choosing) == drafting
+
+
 def test_auto_notices_when_guesses_begin_to_pass() -> None:
     alone = speed(0, (CPU, 0.1, always(0.0)))
     late: World = (CPU, 0.1, lambda written: 0.9 if written > 500 else 0.0)

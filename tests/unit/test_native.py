@@ -228,6 +228,10 @@ def test_a_pass_beyond_the_cache_is_refused():
         layers.run(torch.ones(2, 16), [native.Rows(cache, 0, 2)])
     with pytest.raises(ValueError, match="a second input of as many rows"):
         layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], second_input=torch.ones(2, 32))
+    with pytest.raises(ValueError, match="as many rows as x, which are 2"):
+        layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], {0: torch.ones(1, 32)})
+    with pytest.raises(ValueError, match="contiguous rows of 32"):
+        layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], {0: torch.ones(2, 16)})
     with pytest.raises(ValueError, match="room for 60 tokens"):
         runner.forward([1] * 53)
 

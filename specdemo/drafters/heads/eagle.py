@@ -77,10 +77,11 @@ class EaglePasses(LayeredPasses):
         x = [each.passes.output if each.states is None else ready.head.fused(each.states) for each in wanted]
         second = [ready.embed(each.tokens) for each in wanted]
         outputs = NativeBackend.run_all([passes.backend for passes in all_passes], x, second, outputs=1)
+        logits = wanted[0].passes.backend.logits(outputs)  # what can fail comes before what cannot be undone
         for passes, each, fed_back in zip(all_passes, wanted, wanted[0].passes.feedback(outputs).split(1), strict=True):
             passes.output.copy_(fed_back)
             passes.backend.advance(each.rows)
-        return list(wanted[0].passes.backend.logits(outputs).split(1))
+        return list(logits.split(1))
 
     def branch(self, x: Tensor, tokens: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
         """Read T tokens of a tree with the outputs of their parents. Returns outputs [T, hidden] and logits [T, V']."""

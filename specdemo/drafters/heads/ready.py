@@ -17,7 +17,7 @@ from ...engines.quantized import Weight, rows_of
 from ...engines.runner import Wanted
 from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits, NextPass
-from .backends import HeadBackend, TorchBackend, native_backend
+from .backends import HeadBackend, NativeBackend, TorchBackend, native_backend
 from .networks import Head, LayeredHead
 
 H = TypeVar("H", bound=Head)
@@ -222,6 +222,13 @@ class HeadPass(Wanted):
     @property
     def together(self) -> ReadyHead[Any] | None:
         return self.passes.ready if self.passes.ready.reads_together else None
+
+    @property
+    def place(self) -> int:
+        return cast(NativeBackend, cast(LayeredPasses, self.passes).backend).cache.length
+
+    def go_back(self, place: int) -> None:
+        self.passes.seek(place)
 
 
 @dataclass(frozen=True, slots=True)

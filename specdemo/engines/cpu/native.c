@@ -348,11 +348,18 @@ static void norm_inputs(const Layer *layer, const float *second_input, const flo
     norm_rows(&layer->attention_norm, x, count, hidden, out + (second_input ? hidden : 0), layer->qkv.inner);
 }
 
-/* Run the layers from `first` to before `last` over the rows x [count, hidden] of some sequences, in place. With `kv_only`
-   every layer reads x itself, and only writes its keys and values into the caches.
+/* Copy the rows x [count, hidden] to `out`. Each thread gets the rows that `norm_rows` gives it. */
+static void copy_rows(const float *x, long count, long hidden, float *out) {
+#pragma omp for schedule(static) nowait
+    for (long t = 0; t < count; t++) memcpy(out + t * hidden, x + t * hidden, hidden * sizeof(float));
+}
+
+/* Run the layers over the rows x [count, hidden] of some sequences, in place. With `kv_only` every layer reads x itself,
+   and only writes its keys and values into the caches. Where `outputs` of a layer is not NULL, its outputs are copied
+   there, [count, hidden]: a call for each part of the layers would start the threads anew.
    Returns 0 if there is no memory left, else 1. */
-int run_layers(const Model *m, int first, int last, float *x, const float *second_input, const Sequence *sequences,
-               long several, int kv_only, int threads) {
+int run_layers(const Model *m, int depth, float *const *outputs, float *x, const float *second_input,
+               const Sequence *sequences, long several, int kv_only, int threads) {
     const Layer *one = m->layers; /* all have the same shapes */
     long count = 0, stride = 0;
     for (const Sequence *s = sequences; s < sequences + several; s++)
@@ -380,7 +387,7 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
     {
         float *scratch = (float *)(buffers + omp_get_thread_num() * per_thread), *scores = scratch + scratch_size;
         act_t *exps = (act_t *)(scores + ROWS * stride);
-        for (int index = first; index < last; index++) {
+        for (int index = 0; index < depth; index++) {
             const Layer *layer = m->layers + index;
             norm_inputs(layer, second_input, x, count, hidden, normed), complete(&layer->qkv, &of_normed, count, &b);
             if (m->all_heads) norm_all_heads(m, layer, &of_normed, count, all, &b);
@@ -392,6 +399,7 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
             activate(&layer->up, m->gelu, &of_normed, count, all, scratch, activated);
             complete(&layer->down, &of_activated, count, &b);
             add_product(m, &layer->down_norm, &layer->down, &of_activated, count, all, x, &b);
+            if (outputs[index]) copy_rows(x, count, hidden, outputs[index]);
         }
     }
     free(buffers);

@@ -36,7 +36,7 @@ export class Lane {
 
   /** `settings` are those of the run that begins. */
   clear({ max_new_tokens: max, rule }) {
-    Object.assign(this, { max, rule, nodes: "drafted", events: [], figures: null, stuck: true });
+    Object.assign(this, { max, rule, nodes: "drafted", events: [], figures: null, ofAll: null, stuck: true });
     Object.assign(this, { passes: 0, tokens: 0, drafted: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
     this.parts.text.replaceChildren();
@@ -55,7 +55,7 @@ export class Lane {
 
   /** An event that is to be shown (see messages.py); `ends` says whether it holds the end-of-text token. */
   take(event, ends) {
-    const { row, at, seconds, merged, figures } = event;
+    const { row, at, seconds, merged, figures, of_all: ofAll } = event;
     if (seconds || !this.passes) {
       this.passes += merged || 1;
       this.tokens += row[2].filter(isEmitted).length;
@@ -66,6 +66,7 @@ export class Lane {
     if (row) this.events.push([row, ends]);
     this.at = at;
     this.figures = figures ?? this.figures;
+    if (ofAll) this.ofAll = { at, figures: ofAll };
     this.exact = Boolean(figures); // whether the figures are those of this moment
   }
 

@@ -12,7 +12,8 @@ An event holds `at`, the time of its lane's clock after it. What the pane shows 
 `seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
 rounds it stands for, if more than one. `ahead` says whether its draft was prepared while the target verified, and for
 how many outcomes drafts were prepared. `figures` are those of the lane so far; only the last event of a lane in a
-message has them, and of many every tenth.
+message has them, and of many every tenth. `of_all` are those of all readers of a race together that have a drafter, or
+of all that have none; an event has them now and then, see `Readers`.
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
 unknown. The tokens of a tree come in the order of the draft. Each has, after its own place, that of the token it
@@ -23,10 +24,11 @@ template.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from ...decoding.events import Finished, Prefilled, Round
-from ...racing.stats import Stats
+from ...racing.stats import AtOnce, Stats
 from ...racing.trace import Entry
 from ...types import DraftOutcome, TokenKind
 
@@ -47,13 +49,16 @@ LIVE = (  # figures that are told while a race runs
     *("tokens", "tokens_per_second", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds"),
     *("other_seconds", "acceptance_rate", "draft_efficiency", "tokens_per_round"),
 )
+OF_ALL = "acceptance_rate", "draft_efficiency", "tokens_per_round", "accepted_lengths"
 
 
 class Lanes:
     """The lanes of one race: takes events in, hands news out."""
 
-    def __init__(self) -> None:
+    def __init__(self, pairs: Mapping[str, str]) -> None:
+        """`pairs` are those of the request."""
         self._stats = defaultdict[str, Stats](Stats)
+        self._readers = Readers(pairs)
         self._news: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, entry: Entry) -> None:
@@ -61,6 +66,7 @@ class Lanes:
         stats, news = self._stats[entry.lane], self._news.setdefault(entry.lane, [])
         stats.add(entry.event)
         news.append(event_of(entry, stats.seconds))
+        self._readers.add(entry, news[-1])
         if len(news) % FIGURES_EVERY == 0:
             news[-1]["figures"] = live_figures(stats)
 
@@ -69,7 +75,40 @@ class Lanes:
         news, self._news = self._news, {}
         for lane, events in news.items():
             events[-1]["figures"] = live_figures(self._stats[lane])
+        self._readers.tell()
         return news
+
+
+class Readers:
+    """Several readers without a drafter, and as many with it, while all of either are decoded (`AtOnce`).
+
+    Their figures are told in an event that counts: after every `FIGURES_EVERY` rounds of each, and in the last event
+    before `tell`.
+    """
+
+    def __init__(self, pairs: Mapping[str, str]) -> None:
+        groups = [(lanes, AtOnce(len(pairs))) for lanes in (pairs.values(), pairs)]
+        self._groups = {lane: group for lanes, group in groups for lane in lanes}
+        self._untold: dict[AtOnce, dict[str, Any]] = {}  # the last event that counts, if it does not tell them
+
+    def add(self, entry: Entry, event: dict[str, Any]) -> None:
+        """Take in one event of the race, and what the page is told of it."""
+        group = self._groups.get(entry.lane)
+        if group is None or not group.add(entry.lane, entry.event):
+            return
+        self._untold[group] = event
+        if group.stats.rounds % (FIGURES_EVERY * group.stats.readers) == 0:
+            self._tell(group)
+
+    def tell(self) -> None:
+        """Tell what is not told yet."""
+        for group in [*self._untold]:
+            self._tell(group)
+
+    def _tell(self, group: AtOnce) -> None:
+        figures = {name: getattr(group.stats, name) for name in OF_ALL}
+        figures["accepted_lengths"] = {**group.stats.accepted_lengths}
+        self._untold.pop(group)["of_all"] = figures
 
 
 def event_of(entry: Entry, at: float) -> dict[str, Any]:

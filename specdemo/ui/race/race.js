@@ -371,6 +371,8 @@ export class Race extends Job {
     const races = this.is("running", "showing", "opening");
     if (this.wall) {
       const ratio = this.wall.drawFigures();
+      const { figures } = this.wall;
+      if (figures) this.charts.show(figures, { speculative: ratio }, false);
       return races ? this.lead(ratio && this.wall.lead) : this.speed(ratio);
     }
     const ratios = Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, speedUp(lanes.plain, lane)]));

@@ -36,7 +36,7 @@ class Run(Job):
         self.header: dict[str, Any] = {}
         self.outcome: Outcome | None = None
         self.entries: list[Entry] = []
-        self._lanes = Lanes()
+        self._lanes = Lanes(request.pairs)
         self._shared = False
         self._entry_bytes = 0
 

@@ -11,6 +11,9 @@ export const readersOf = ({ drafter, prompt, others }) => {
 
 const sum = (lanes, read) => lanes.reduce((total, lane) => total + (read(lane) ?? 0), 0);
 
+/** The one of which `read` is largest, of those that are there. */
+const most = (all, read) => all.filter(Boolean).reduce((found, one) => (found && read(found) >= read(one) ? found : one), null);
+
 export class Wall {
   /** `lanes` are those without a drafter, then as many with it. */
   constructor(lanes, titles) {
@@ -39,6 +42,17 @@ export class Wall {
   get lead() {
     const [alone, drafted] = this.blocks.map(({ lanes }) => sum(lanes, ({ tokens }) => tokens));
     return drafted - alone;
+  }
+
+  /** The figures of each group so far, as those of a lane: of all its readers, the times of the one that took longest.
+   *  Null before anything is known of both. */
+  get figures() {
+    const groups = Object.entries(this.groups).map(([name, { lanes }]) => {
+      const newest = most(lanes.map(({ ofAll }) => ofAll), ({ at }) => at);
+      const longest = most(lanes.map(({ figures }) => figures), ({ seconds }) => seconds);
+      return [name, newest && { ...longest, ...newest.figures }];
+    });
+    return groups.every(([, figures]) => figures) ? Object.fromEntries(groups) : null;
   }
 
   /** The speed of all readers together and of each, by default of what is shown so far. Returns the speed-up, if any. */

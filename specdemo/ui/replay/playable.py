@@ -28,7 +28,7 @@ from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
 from ...types import BadInput
-from ..race.messages import event_of, live_figures
+from ..race.messages import Readers, event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json
 
@@ -83,11 +83,8 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
         "facts": facts,
         "note": note,
         "lanes": {
-            side: {
-                "title": None if request.others else _title(name, held),
-                **_lane([entry for entry in entries if entry.lane == name]),
-            }
-            for name, side in sides.items()
+            sides[name]: {"title": None if request.others else _title(name, held), **lane}
+            for name, lane in _lanes(entries, sides, request.pairs).items()
         },
         "end": _ending(header, request, entries, sides),
     }
@@ -119,16 +116,22 @@ def facts_of(header: dict[str, Any]) -> dict[str, str]:
     return {name: str(known[name])[:MAX_WORDS] for name in names if isinstance(known.get(name), (str, int))}
 
 
-def _lane(entries: Sequence[Entry]) -> dict[str, Any]:
-    stats, events = Stats(), []
+def _lanes(entries: Sequence[Entry], names: Iterable[str], pairs: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The prompts and events of lanes by name. `pairs` are those of the request."""
+    stats, readers = {name: Stats() for name in names}, Readers(pairs)
+    events: dict[str, list[dict[str, Any]]] = {name: [] for name in stats}
     for entry in entries:
-        event = entry.event
-        stats.add(event)
-        told = {**event_of(entry, stats.seconds), "figures": live_figures(stats)}
+        if entry.lane not in stats:
+            continue
+        event, lane = entry.event, stats[entry.lane]
+        lane.add(event)
+        told = {**event_of(entry, lane.seconds), "figures": live_figures(lane)}
         if isinstance(event, Round):
             told["places"] = [_place(event, at, place) for at, place in enumerate(entry.probabilities)]
-        events.append(told)
-    return {"prompt": stats.prompt_tokens, "events": events}
+        readers.add(entry, told)
+        events[entry.lane].append(told)
+    readers.tell()
+    return {name: {"prompt": stats[name].prompt_tokens, "events": told} for name, told in events.items()}
 
 
 def _place(event: Round, at: int, place: TokenProbabilities) -> list[Any]:
