@@ -117,6 +117,7 @@ def test_a_gated_model_is_asked_for_with_the_visitors_token_which_nothing_keeps(
     assert SECRET not in httpx.get(f"{url}config").text + httpx.get(f"{url}health").text
 
 
+@pytest.mark.slow
 def test_others_do_not_race_on_what_a_visitor_may_read(site: tuple[str, Script, Runs]) -> None:
     url, script, _ = site
     mine, other = visitor(url, logged_in=True), visitor(url, logged_in=False)

@@ -613,6 +613,7 @@ def test_every_view_fits_and_is_accessible(lab: Open, width: int) -> None:
         page.keyboard.press("d")  # as it was
 
 
+@pytest.mark.slow
 def test_the_keys_of_the_race_rest_while_the_lab_shows(new_lab: Open) -> None:
     page, _ = new_lab("profile")
     page.keyboard.press("r")

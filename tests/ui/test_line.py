@@ -229,6 +229,7 @@ def test_a_gradio_that_keeps_its_line_elsewhere_still_works(monkeypatch: pytest.
         assert outcome["plain"]["stats"]["tokens"] == 5
 
 
+@pytest.mark.slow
 def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) -> None:
     page = visit(at=held, forgive="429")
     with Caller(held, 1) as neighbour:

@@ -113,6 +113,7 @@ def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(
     expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
 
 
+@pytest.mark.slow
 def test_choosing_a_drafter_describes_it(page: Page) -> None:
     settings(page)
     page.click("#drafter input")

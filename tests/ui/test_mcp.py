@@ -178,6 +178,7 @@ def test_without_the_option_nothing_is_offered(url: str) -> None:
     assert httpx.post(f"{url}gradio_api/mcp/", json={}).status_code in (404, 405)
 
 
+@pytest.mark.slow
 def test_the_option_or_the_environment_offers_them_but_not_behind_a_login(
     command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -355,6 +355,7 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
         page.click(".sd-dark")  # for the second
 
 
+@pytest.mark.slow
 def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script) -> None:
     page = visit("?prompt=one+two+three+four+five")
     settings(page)

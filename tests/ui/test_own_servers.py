@@ -281,6 +281,7 @@ def test_a_model_that_was_checked_is_raced_by_the_same_button(visit: Visit, scri
     assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
 
 
+@pytest.mark.slow
 def test_choosing_a_preset_or_an_earlier_race_chooses_the_model(visit: Visit, drafting: Pair) -> None:
     page = visit()
     run(page, "one two three")

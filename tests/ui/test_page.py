@@ -310,6 +310,7 @@ def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: 
     expect(box).not_to_be_checked()
 
 
+@pytest.mark.slow
 def test_a_link_to_a_preset_begins_with_what_it_does_and_knows_its_drafters_later(visit: Visit, script: Script) -> None:
     page = visit("?preset=other&temperature=0.3")
     settings(page)

@@ -137,6 +137,7 @@ def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     page.keyboard.press("Escape")
 
 
+@pytest.mark.slow
 def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> None:
     run(page, "one two three")
     script.says = "measuring the cost of a pass"
@@ -387,6 +388,7 @@ def test_what_a_lost_connection_missed_is_asked_for(
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgive", ["ERR_FAILED"])
 @pytest.mark.parametrize("answers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_server_that_is_lost_during_a_race_is_told(
@@ -428,6 +430,7 @@ def test_a_server_that_is_lost_during_a_race_is_told(
     assert len(tokens_shown(page, PLAIN)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgive", ["ERR_FAILED"])
 def test_giving_a_race_up_does_not_stop_the_next_one(page: Page, script: Script) -> None:
     """What the page sends to give the first race up arrives during the second."""
@@ -460,6 +463,7 @@ def test_giving_a_race_up_does_not_stop_the_next_one(page: Page, script: Script)
     assert len(tokens_shown(page, PLAIN)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgive", ["500"])
 def test_a_race_that_gradio_cannot_run_is_told(page: Page, script: Script) -> None:
     fill(page, max_new_tokens=5)
@@ -510,6 +514,7 @@ def test_the_trace_can_be_downloaded_and_read_back(page: Page, script: Script) -
     assert {"weights", "environment", "raw"} <= set(header)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgive", ["Failed to"])  # fetch, or load, what is asked for without a connection
 def test_a_trace_that_is_gone_leaves_the_result(page: Page, script: Script) -> None:
     run(page, "one two")
@@ -604,6 +609,7 @@ def test_several_readers_are_a_wall_of_lanes_with_and_without_the_drafter(page: 
     ]
 
 
+@pytest.mark.slow
 def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> None:
     script.pace = 0.01
     fill(page, max_new_tokens=500)

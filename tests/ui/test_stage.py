@@ -47,6 +47,7 @@ def test_the_race_alone_is_large_and_fits(visit: Visit, script: Script, width: i
     expect(page.locator("#controls")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_clicker_runs_examples(visit: Visit, script: Script) -> None:
     page = visit()
     page.get_by_role("button", name="Stage mode").click()
@@ -71,6 +72,7 @@ def test_the_next_key_goes_on_to_the_end_of_a_race(visit: Visit, script: Script)
     assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
 
 
+@pytest.mark.slow
 def test_recordings_play_when_nobody_is_there(visit: Visit, script: Script) -> None:
     page = visit("?prompt=one+two")
     run(page)

@@ -126,6 +126,7 @@ def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Sc
 # The line ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_waits_is_told_the_place_in_the_line_and_the_wait(
     page: Page, other: Page, third: Page, script: Script
 ) -> None:

@@ -285,6 +285,7 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
         expect(other.locator(SAID)).to_have_text(OVER)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_closed_is_no_longer_shared(visit: Visit, chromium: Browser) -> None:
     sender = visit()
     with watcher(chromium, link_of(sender), forgive="404") as other:

@@ -93,6 +93,7 @@ def test_a_drafter_of_others_need_not_be_one_of_ours(loaded: Loaded) -> None:
     assert theirs == ours
 
 
+@pytest.mark.slow
 def test_texts_are_the_targets_by_every_method_where_they_should_be(outcome: dict[str, Any]) -> None:
     rows = over_all(outcome["summary"])
     assert {row["method"] for row in rows} == {*THEIRS, *OURS}

@@ -198,6 +198,7 @@ def gpu(*words: str) -> Any:
     return CliRunner().invoke(app, ["bench", "gpu", "--device", "cpu", *words])
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_gpu, "another_slot", broken)
     monkeypatch.setattr(bench_gpu, "TINY", FEW)

@@ -359,6 +359,7 @@ def smollm2() -> PreTrainedTokenizerFast:
     return load(find_preset("smollm2-135m"), device="cpu").tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @given(text=any_texts)
 def test_the_real_tokenizer_keeps_to_the_same_rules(smollm2: PreTrainedTokenizerFast, text: str) -> None:

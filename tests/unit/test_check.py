@@ -88,6 +88,7 @@ def test_a_clear_answer_takes_one_look_and_an_unclear_one_all(checked: Any) -> N
     assert len(checked({"eagle": PAYS}).found.samples) == 3 * 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("speed", [1.0, 1.1])
 def test_a_wrong_answer_is_rare_however_noisy_the_machine(checked: Any, speed: float) -> None:
     """By the interval's own promise: 95% over all looks. Twice as many wrong ones fail."""

@@ -346,6 +346,7 @@ def chi_square(toy: GrammarToy, make_rule: Callable[[Settings], Rule], name: str
     return float(chdtrc(len(common), ((found - expected) ** 2 / expected).sum()))
 
 
+@pytest.mark.slow
 def test_sampled_texts_follow_the_masked_targets_distribution(toy: GrammarToy) -> None:
     assert chi_square(toy, rule_for) > 1e-4
 
@@ -418,6 +419,7 @@ def default() -> Iterator[Loaded]:
     loaded.release()
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_default_preset_writes_what_a_schema_asks_for(default: Loaded, temperature: float) -> None:
@@ -471,6 +473,7 @@ def test_a_wrong_grammar_is_refused_in_one_sentence(toy: GrammarToy, grammar: st
     assert str(refused.value).startswith(said)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.real
 @pytest.mark.usefixtures("loads_once")
 @pytest.mark.parametrize(

@@ -230,6 +230,7 @@ def captured_apart(work: Work) -> Work:
     return apart
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["draft-model", "eagle", "block", "medusa"])
 @pytest.mark.parametrize(
     ("settings", "most"), [(Settings(top_k=20, top_p=0.9, temperature=0.8), 16), (Settings(), 14)], ids=str

@@ -437,6 +437,7 @@ def test_training_ends_when_its_time_is_up(text: Path, tmp_path: Path) -> None:
     assert card["plan"]["minutes"] == 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
 def test_training_goes_on_from_its_checkpoint(plan: TrainingPlan, text: Path, tmp_path: Path) -> None:
     model, plan = tiny_model("llama"), replace(plan, tokens=plan.tokens // 2)

@@ -135,6 +135,7 @@ def random_rows(seed: int, k: int, vocab: int = 4) -> tuple[Tensor, Tensor]:
     return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
 def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> None:
     """Token verification and match by hand and by their own code; block verification never accepts less."""

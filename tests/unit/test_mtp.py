@@ -211,6 +211,7 @@ class Helped(Scripted):
         self.inner.observe(verdict)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_those_of_a_forward_without_a_cache(published: dict[str, Published], kind: str) -> None:
     """After rounds in which none, some and all of the drafted tokens were right."""
