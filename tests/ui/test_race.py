@@ -672,6 +672,7 @@ def test_a_load_is_not_waited_for_once_stop_was_pressed(page: Page, script: Scri
     assert len(tokens_shown(page, PLAIN)) == 24
 
 
+@pytest.mark.slow
 def test_two_visitors_do_not_mix(page: Page, other: Page, script: Script) -> None:
     script.gate.clear()
     first, second = page, other
@@ -715,6 +716,7 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(page: Page, other: Pag
     assert len(tokens_shown(second, PLAIN)) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", ["run/predict", "queue/join"])
 def test_stop_takes_back_a_run_before_the_page_hears_that_it_is_in_the_line(
     page: Page, script: Script, asked: str
@@ -749,6 +751,7 @@ def test_stop_takes_back_a_run_before_the_page_hears_that_it_is_in_the_line(
 WRONG_TOKEN = " wrong"
 
 
+@pytest.mark.slow
 def test_what_is_sent_for_an_event_is_small(page: Page, script: Script) -> None:
     script.pace = 1 / 400
     fill(page, max_new_tokens=200)

@@ -356,6 +356,7 @@ def test_a_packed_trace_of_one_lane_is_played(page: Page) -> None:
     assert "Nothing is drafted in this round" in words(page)
 
 
+@pytest.mark.slow
 def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     page = open_replay(visit())
     page.select_option(".sd-which", ":race")

@@ -115,6 +115,7 @@ def test_a_file_of_logins_that_is_none_is_refused_without_its_passwords(
     assert not re.search("secret|only-a-name", str(refusal.value))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["auto", "stored"])
 def test_models_are_loaded_with_the_weights_that_were_asked_for(
     command: Any, monkeypatch: pytest.MonkeyPatch, dtype: str

@@ -301,6 +301,7 @@ def test_a_long_race_is_too_long_for_a_link(page: Page, script: Script) -> None:
 # The races of this browser -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_races_of_this_browser_are_kept_and_forgotten(page: Page, script: Script) -> None:
     mine, rows = page.locator(".sd-mine"), page.locator(".sd-mine li")
     for prompt in ("one two three", HOSTILE):

@@ -115,6 +115,7 @@ def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(first: O
     assert "tokens per target pass" in sentence(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pace", ["rounds", pytest.param("once", marks=pytest.mark.slow)])
 def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pace: str) -> None:
     page = moving(12, pace=pace)
@@ -241,6 +242,7 @@ def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
 
+@pytest.mark.slow
 def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
     page: Page, script: Script, crowded: Callable[[float], None]
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_page_sleeps_until_something_changes() -> None:
     assert not engine.followers
 
 
+@pytest.mark.slow
 def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Script) -> None:
     followers = script.used.followers
     wait_until(lambda: not followers)  # those of earlier tests have left

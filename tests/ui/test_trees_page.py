@@ -94,6 +94,7 @@ def raced(ended: tuple[Page, list[Round]], script: Script) -> tuple[Page, list[R
     return ended
 
 
+@pytest.mark.slow
 def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced: tuple[Page, list[Round]]) -> None:
     page, rounds = raced
     assert page.locator(f"{LANE} h2").inner_text() == "With ngram, trees of 40"

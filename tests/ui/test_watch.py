@@ -186,6 +186,7 @@ def test_only_a_page_that_is_open_is_shared_and_only_it_can_stop(url: str) -> No
             assert share(url, "mine", client).json()["token"] != token
 
 
+@pytest.mark.slow
 def test_one_watcher_too_many_is_refused() -> None:
     assert Budgets().watchers == 64
     with ExitStack() as stack:
@@ -307,6 +308,7 @@ def test_a_page_out_of_sight_goes_on_sharing(page: Page, chromium: Browser) -> N
         expect(other.locator(SAID)).to_have_text(OVER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "shade"),
     [(390, "dark"), pytest.param(1280, "light", marks=pytest.mark.slow)],

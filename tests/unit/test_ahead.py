@@ -180,6 +180,7 @@ class Unscaled(Rejection):
         return Drawn(column, q[0].gather(0, column), q)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize("factor", [0.01, 0.5])
 @pytest.mark.parametrize("warped", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.5, "top_k": 2}])

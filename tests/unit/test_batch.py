@@ -375,6 +375,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("toy", "name", "whose", "round_", "late", "together"),
     [

@@ -206,6 +206,7 @@ def test_an_exact_tie_is_told_as_one():
     assert "from token 5 on; the two tokens there were 0.0000 apart for the target." in told
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -18,6 +18,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_
 from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.heads.drafter import HeadDrafter
+from specdemo.drafters.mtp import Mtp
 from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
@@ -216,6 +217,8 @@ def test_every_drafter_says_where_it_drafts(toy: TableToy) -> None:
             inner.runner.device = elsewhere
         elif isinstance(inner, HeadDrafter):
             inner.ready = SimpleNamespace(embedding=torch.empty(0, device=elsewhere))  # type: ignore[assignment]
+        elif isinstance(inner, Mtp):
+            inner.head = SimpleNamespace(device=elsewhere)  # type: ignore[assignment]
         else:
             assert drafter.drafts_on is None  # with the target, or on the host
             continue

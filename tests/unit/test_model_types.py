@@ -256,6 +256,7 @@ def test_a_type_writes_the_text_of_generate_drafted_or_not(
     loaded.release()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", REFUSED)
 def test_a_type_that_cannot_be_used_is_refused_by_its_configuration(
     label: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path

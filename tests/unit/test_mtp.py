@@ -235,6 +235,7 @@ def test_every_family_that_is_read_is_tested_here() -> None:
 # Texts ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_those_of_generate_and_of_the_target_alone(published: dict[str, Published], kind: str) -> None:
     loaded = load(preset_of(published[kind][0]), "float32", "cpu")

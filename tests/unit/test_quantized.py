@@ -163,6 +163,7 @@ def test_a_model_computes_with_its_numbers(loaded: Loaded) -> None:
     assert packed_bits < {"stored": 9, "int8": 9.1, "int4": 5.2}[loaded.environment()["weights_dtype"]]
 
 
+@pytest.mark.sampled(3)
 def test_drafts_change_no_token(loaded: Loaded) -> None:
     prompt = loaded.encode("the cat sat on the mat", raw=True)
     for settings, alone in texts_drafted_and_not(loaded, prompt, NEW_TOKENS):

@@ -19,6 +19,7 @@ LINE = '    patience: float = setting(0.5, "patience", 0, 9, "How long a guess m
 TOO_MUCH = "patience must be a number from 0 to 9, not 9.5."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["words", pytest.param("page", marks=pytest.mark.slow)])
 def test_a_setting_of_one_line_is_everywhere(where: str) -> None:
     command, environment = [sys.executable, "-m", __name__, where], {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"}
