@@ -177,7 +177,7 @@ def test_axe_finds_nothing_serious(page: Page) -> None:
 
 def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(page: Page) -> None:
     run(page, "one two three four five six seven " + "x" * 300)
-    for width, height in ((1280, 900), (390, 844)):
+    for width, height in ((1920, 1080), (1280, 900), (853, 480), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for part in ("#run", "#stop", ".sd-ratio", "[data-lane=plain]", "[data-lane=speculative]", ".sd-histogram"):
