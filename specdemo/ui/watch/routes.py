@@ -20,7 +20,7 @@ from .watches import Watch, Watches
 ENDED = b"event: ended\ndata:\n\n"
 GONE = "Nobody shares a race here. The link is wrong, or the sender has stopped sharing."
 NOT_OPEN = "The server does not know this page. Reload it and try again."
-WAITED = 10  # times that a session is looked for
+WAITED = 20  # times that a session is looked for: on a busy machine a new page takes seconds to tell of itself
 LONGEST_ADDRESS = 500  # a QR code of it can still be read
 SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
 PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
