@@ -70,6 +70,18 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
     return _checked
 
 
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let every text take so long, by the clock of the check."""
+    now, write = [0.0], Paced.write
+
+    def slow(self: Paced, *args: Any) -> Written:
+        now[0] += seconds
+        return write(self, *args)
+
+    monkeypatch.setattr("specdemo.studies.check.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Paced, "write", slow)
+
+
 @pytest.mark.parametrize(
     ("speed", "answer"), [(1.5, YES), (1.2, YES), (1.0, NO), (0.7, NO), (1 + (PAYS - 1) / 2, NO), (PAYS, UNCLEAR)]
 )
@@ -122,15 +134,7 @@ def test_the_next_drafter_is_examined_where_the_one_that_seemed_fastest_does_not
 def test_it_is_unclear_while_a_drafter_that_may_pay_was_not_examined(
     checked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("specdemo.studies.check.time", SimpleNamespace(monotonic=lambda: now[0]))
-    write = Paced.write
-
-    def slow(self: Paced, *args: Any) -> Written:
-        now[0] += 1
-        return write(self, *args)
-
-    monkeypatch.setattr(Paced, "write", slow)
+    slow_down(monkeypatch, 1)
     study = checked({"ngram": 0.8, "eagle": 1.4}, lucky={"ngram": 1.5}, seconds=28)
     assert (study.answer, study.examined) == (UNCLEAR, ["ngram"])
     assert any(line.startswith("eagle was faster when the drafters were tried") for line in study.words())
@@ -160,15 +164,7 @@ def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked
 
 
 def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("specdemo.studies.check.time", SimpleNamespace(monotonic=lambda: now[0]))
-    write = Paced.write
-
-    def slow(self: Paced, *args: Any) -> Written:
-        now[0] += 20
-        return write(self, *args)
-
-    monkeypatch.setattr(Paced, "write", slow)
+    slow_down(monkeypatch, 20)
     study = checked({"eagle": 1.5, "ngram": 1.2, "medusa": 1.1, "block": 1.4}, seconds=100)
     assert [row["drafter"] for row in study.rows()] == ["eagle"]
     assert "There was no time to try ngram, medusa, block." in study.words()
