@@ -31,15 +31,15 @@ class DrafterParts:
     """What a loaded preset has for drafters; None or an empty mapping where it has nothing of the kind.
 
     `embeddings` are the weights of the target's input and output embeddings, [V, hidden] each. In `ready_heads`
-    drafters keep the trained heads, tied to these embeddings, from run to run, by kind.
+    drafters keep the trained heads, tied to these embeddings, from run to run, by drafter.
     """
 
     embeddings: tuple[Weight, Weight] | None = None
     make_draft_runner: Callable[[int], Runner] | None = None  # from a capacity in tokens, a runner of the draft model
     ngram_table: Path | None = None
     skip_layers: int | None = None  # how many of the target's layers draft
-    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is a published one
-    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by kind, why the preset's head is not there
+    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by drafter; a folder is published
+    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by drafter, why the preset's head is not there
     ready_heads: dict[str, Any] = field(default_factory=dict)
     open_mtp: Callable[[], Any] | str = "this preset has a target without an MTP layer"  # opens it, or says why not
     captured: bool = False  # the target's passes are captured on a GPU, and a head's should be

@@ -109,8 +109,8 @@ class Preset:
     dtype: Annotated[Text, one_of(DTYPES)] | None = None  # what "auto" means; None is whatever the device is good at
     memory: Whole | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
     skip_layers: Whole | None = None  # how many of the target's first layers draft in layer-skip
-    heads: Heads = field(default_factory=dict)  # by kind; a path is a file of `train head`
-    asked_heads: tuple[str, ...] = ()  # kinds of heads that a person named; it is not loaded without these
+    heads: Heads = field(default_factory=dict)  # by drafter; a path is a file of `train head`
+    asked_heads: tuple[str, ...] = ()  # drafters whose heads a person named; it is not loaded without these
     defaults: Annotated[Defaults, AfterValidator(_usable)] = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
     results: Mapping[str, Any] | None = None  # the measured results of its drafters, see results.py

@@ -7,14 +7,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ..drafters.heads.files import load_published
 from ..drafters.heads.formats import Format, format_of, read_config
-from ..drafters.heads.kinds import OF_PRESETS
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, PublishedHead
 from ..drafters.heads.published_shape import TargetSizes
+from ..drafters.names import drafter_class
 from ..engines.families import final_norm_eps
 from ..types import BadInput
 from .checkpoint import Checkpoint
@@ -23,6 +24,9 @@ from .presets import Preset
 from .source import Source
 from .sources import head_source
 from .store import LoadError, Progress
+
+if TYPE_CHECKING:
+    from ..drafters.heads.drafter import HeadDrafter
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple
     """Fetch a preset's heads, before the target's weights are fetched.
 
     Returns:
-        By kind, the files of heads trained here and the folders of published ones; and sentences that say why some
+        By drafter, the files of heads trained here and the folders of published ones; and sentences that say why some
         published heads are missing. A preset can do without those that no person asked for.
     Raises:
         BadInput: a head that a person asked for was made for another target, is not a head, or is damaged.
@@ -50,22 +54,22 @@ def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple
     """
     heads: dict[str, Path] = {}
     missing: dict[str, str] = {}
-    for kind, head in preset.heads.items():
+    for drafter, head in preset.heads.items():
         try:
-            heads[kind] = head if isinstance(head, Path) else _checked(head, kind, target, progress)
+            heads[drafter] = head if isinstance(head, Path) else _checked(head, drafter, target, progress)
         except (BadInput, LoadError) as error:
-            if kind in preset.asked_heads:
+            if drafter in preset.asked_heads:
                 raise
             log.warning("The head %s of the preset %s is missing.", head, preset.name, exc_info=True)
             first, _, _ = str(error).rstrip(".").partition(". ")
             why = first[0].lower() + first[1:] if first.startswith("The") else first
-            missing[kind] = f"its {kind} head {head} is missing: {why}"
+            missing[drafter] = f"its {drafter} head {head} is missing: {why}"
     return heads, missing
 
 
 def formats_of(files: Mapping[str, Path]) -> dict[str, str]:
-    """The names of the formats of published heads, which are the folders among `files`, by kind."""
-    return {kind: format_of(read_config(path), path.name).name for kind, path in files.items() if path.is_dir()}
+    """The names of the formats of published heads, which are the folders among `files`, by drafter."""
+    return {name: format_of(read_config(path), path.name).name for name, path in files.items() if path.is_dir()}
 
 
 def _fetched(source: Source, progress: Progress) -> Path:
@@ -96,7 +100,7 @@ def _checked(source: Source, drafter: str, target: Checkpoint, progress: Progres
     text, eps = target.config.get_text_config(), final_norm_eps(target.config)
     norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
-    network = OF_PRESETS[drafter]
+    network = cast("type[HeadDrafter]", drafter_class(drafter)).network
     PublishedHead(source.head_folder(), network.kind, sizes)  # checks the configuration
     folder = _fetched(source, progress)
     load_published(folder, network, sizes, weights=False)  # checks the tensors

@@ -107,17 +107,17 @@ def _doubt(loaded: Loaded, drafter: str, stats: Stats) -> str | None:
     return here or head_doubt(drafter, name, passed + firsts[drafter, False], passed)
 
 
-def head_doubt(kind: str, name: str, drafts: int, passed: int) -> str | None:
+def head_doubt(drafter: str, name: str, drafts: int, passed: int) -> str | None:
     """A sentence if a published head seems to be wired wrongly: far fewer of its first guesses pass than usual.
 
     If none passes, few drafts are enough: K = auto soon stops asking a head that is always wrong.
 
     Args:
-        kind: of the head, which is the name of its drafter.
+        drafter: that of the head.
         name: of its format, see `Loaded.head_formats`.
         passed: in how many of the drafts the first guess was right.
     """
-    (lowest, highest), causes = USUAL[kind], OF_MTP if kind == "mtp" else CAUSES
+    (lowest, highest), causes = USUAL[drafter], OF_MTP if drafter == "mtp" else CAUSES
     if passed >= FAR_BELOW * lowest * drafts or bdtr(passed, drafts, POOR * lowest) > UNLIKELY:
         return None
     return (
