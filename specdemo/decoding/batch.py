@@ -142,23 +142,15 @@ def _outcomes(wanted: Sequence[Wanted]) -> list[Tensor | Exception]:
     """The logits of each, or its error, from one pass. If that pass fails, each is read by itself: it does not say
     whose rows it failed for.
     """
-    if len(wanted) > 1:
-        places = [each.place for each in wanted]
-        try:
-            return [*read_together(wanted)]
-        except Stopped:
-            raise
-        except Exception:
-            log.warning("A pass of %d prompts failed. Each is read by itself.", len(wanted), exc_info=True)
-            for each, place in zip(wanted, places, strict=True):
-                each.go_back(place)
-    return [_outcome(each) for each in wanted]
-
-
-def _outcome(wanted: Wanted) -> Tensor | Exception:
+    places = [each.place for each in wanted] if len(wanted) > 1 else []
     try:
-        return read_together([wanted])[0]
+        return [*read_together(wanted)]
     except Stopped:
         raise
     except Exception as error:
-        return error
+        if len(wanted) == 1:
+            return [error]
+        log.warning("A pass of %d prompts failed. Each is read by itself.", len(wanted), exc_info=True)
+    for each, place in zip(wanted, places, strict=True):
+        each.go_back(place)
+    return [outcome for each in wanted for outcome in _outcomes([each])]
