@@ -57,6 +57,12 @@ DRAFTERS = {
         "A small trained head",
         "A trained head that reads the target's hidden states. Good guesses; each costs one thin layer.",
     ),
+    "p-eagle": Entry(
+        "heads.peagle:PEagle",
+        "A trained head of several layers that guesses all at once",
+        "A P-EAGLE head: it reads what eagle reads, and drafts all K tokens in one pass.",
+        parallel_drafting=True,
+    ),
     "block": Entry(
         "heads.block:Block",
         "A trained head that guesses all at once",

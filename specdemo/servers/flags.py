@@ -67,11 +67,12 @@ FLAGS = {
 }
 
 
-N_GRAMS, DRAFT_MODEL, HEAD = "n-grams", "a draft model", "a head"
+N_GRAMS, DRAFT_MODEL, HEAD, PARALLEL_HEAD = "n-grams", "a draft model", "a head", "a P-EAGLE head"
 KINDS = {
     **dict.fromkeys(("prompt-lookup", "ngram", "lookup-ngram", "suffix"), N_GRAMS),
     "draft-model": DRAFT_MODEL,
     **dict.fromkeys(("eagle", "lookup-eagle"), HEAD),
+    "p-eagle": PARALLEL_HEAD,
 }
 ELSEWHERE = {  # transformers 5.17: `generation/configuration_utils.py`
     N_GRAMS: {
@@ -93,6 +94,10 @@ ELSEWHERE = {  # transformers 5.17: `generation/configuration_utils.py`
         "vLLM": '--speculative-config \'{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": {k}}\'',
         "SGLang": "--speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD --speculative-num-steps {k} "
         "--speculative-eagle-topk 1 --speculative-num-draft-tokens {k_and_one}",
+    },
+    PARALLEL_HEAD: {
+        "vLLM": '--speculative-config \'{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": {k}, '
+        '"parallel_drafting": true}\'',
     },
 }
 

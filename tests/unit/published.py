@@ -126,6 +126,16 @@ def target_states(model: PreTrainedModel, ids: Sequence[int], numbers: Sequence[
     return torch.cat([states[number][0] for number in numbers], -1)
 
 
+def fused(config: Config, t: Tensors, states: Tensor, count: int) -> Tensor:
+    """One vector of the `count` states of a token, as EAGLE-3 makes it."""
+    if config.get("fc_norm"):
+        parts = states.chunk(count, -1)
+        states = torch.cat([rms(part, t[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
+    if config.get("norm_before_fc"):
+        states = rms(states, t["input_norm.weight"])
+    return F.linear(states, t["fc.weight"])
+
+
 @torch.no_grad()
 def eagle_drafts(
     model: PreTrainedModel, config: Config, t: Tensors, numbers: Sequence[int], ids: Sequence[int], k: int
@@ -135,12 +145,7 @@ def eagle_drafts(
     p = "midlayer." if "midlayer.hidden_norm.weight" in t else "layers.0."
     embedding = t.get("embed_tokens.weight", model.get_input_embeddings().weight)
     states, tokens, drafted, seen_logits = target_states(model, ids[:-1], numbers), list(ids[1:]), [], []
-    if config.get("fc_norm"):
-        parts = states.chunk(len(numbers), -1)
-        states = torch.cat([rms(part, t[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)], -1)
-    if config.get("norm_before_fc"):
-        states = rms(states, t["input_norm.weight"])
-    g = F.linear(states, t["fc.weight"])
+    g = fused(config, t, states, len(numbers))
     for _ in range(k):
         hidden = rms(g, t[f"{p}hidden_norm.weight"])
         x = torch.cat([rms(embedding[tokens], t[f"{p}input_layernorm.weight"]), hidden], -1)
@@ -163,6 +168,34 @@ def eagle_drafts(
 
 
 @torch.no_grad()
+def peagle_drafts(
+    model: PreTrainedModel, config: Config, t: Tensors, numbers: Sequence[int], ids: Sequence[int], k: int
+) -> tuple[list[int], Tensor]:
+    """The same of a P-EAGLE head, by one pass over the whole text and k - 1 masks after it."""
+    layer = config.get("transformer_layer_config", config)
+    t = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in t.items()}
+    mask = config.get("ptd_token_id", config.get("mask_token_id"))
+    masks = t["mask_hidden"].view(1, -1).expand(k - 1, -1)
+    x = fused(config, t, torch.cat([target_states(model, ids[:-1], numbers), masks]), len(numbers))
+    embedded = t.get("embed_tokens.weight", model.get_input_embeddings().weight)[[*ids[1:], *[mask] * (k - 1)]]
+    place = torch.arange(len(x))
+    for index, kind in enumerate(layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]):
+        p = f"layers.{index}."
+        seen = place <= place[:, None]
+        if kind == "sliding_attention":
+            seen &= place > place[:, None] - layer["sliding_window"]
+        inner = rms(x, t[f"{p}{'input_layernorm' if index else 'hidden_norm'}.weight"])
+        if index == 0:
+            x = inner if config.get("norm_before_residual") else x
+            inner = torch.cat([rms(embedded, t[f"{p}input_layernorm.weight"]), inner], -1)
+        x = x + attention(t, p, inner, inner, seen, sizes_of(layer), theta_of(layer))
+        x = x + mlp(t, p, rms(x, t[f"{p}post_attention_layernorm.weight"]))
+    logits = F.linear(rms(x[len(ids) - 2 :], t["norm.weight"]), t["lm_head.weight"])
+    best = logits.argmax(-1)
+    return (best + t["d2t"][best]).tolist(), logits
+
+
+@torch.no_grad()
 def block_drafts(
     model: PreTrainedModel,
     config: Config,
@@ -177,8 +210,9 @@ def block_drafts(
     `drawn` are tokens that were drawn from the logits, if these are not always the best.
     """
     layer, block = config.get("transformer_layer_config", config), {**config, **config.get("dflash_config", {})}
-    if "medusa_num_heads" in config:
-        return medusa_drafts(model, config, t, numbers, ids, k)
+    for name, drafts in (("medusa_head.0.0.linear.weight", medusa_drafts), ("mask_hidden", peagle_drafts)):
+        if name in t:
+            return drafts(model, config, t, numbers, ids, k)
     t = {name.removeprefix("logit_head."): tensor for name, tensor in t.items()}
     embedding = t.get("embed_tokens.weight", model.get_input_embeddings().weight)
     output = t.get("lm_head.weight", model.get_output_embeddings().weight)
@@ -345,6 +379,26 @@ def library_eagle3(vocab: int) -> tuple[Config, Tensors]:
         "layers.0.self_attn.o_proj.bias": make.vector(HIDDEN),
     }
     return config, tensors | draft_table(make, vocab, 40)
+
+
+def peagle(vocab: int) -> tuple[Config, Tensors]:
+    """As AWS publishes it: an EAGLE-3 of more layers, with the token and the state of a mask."""
+    make, (config, tensors) = Maker(16), eagle3(vocab, num_hidden_layers=3, ptd_token_id=MASK)
+    for index in (1, 2):
+        tensors |= layer_tensors(make, f"layers.{index}.", SIZES, HIDDEN)
+    return config, tensors | {"mask_hidden": make.matrix(1, 3 * HIDDEN) * HIDDEN**0.5}
+
+
+def library_peagle(vocab: int) -> tuple[Config, Tensors]:
+    """Of the library: EAGLE-3 of Qwen3's layers, one of which has a window; the state of a mask has an axis more."""
+    make, (config, tensors) = Maker(17), library_eagle3(vocab)
+    config |= {"speculators_model_type": "peagle", "mask_token_id": MASK, "fc_norm": True}
+    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
+    config["transformer_layer_config"] |= {"num_hidden_layers": 2, **windows}
+    tensors |= layer_tensors(make, "layers.1.", SIZES, HIDDEN, ("bias", "head norms"))
+    tensors |= {f"fc_norm.{index}.weight": make.vector(HIDDEN) for index in range(4)}
+    tensors["layers.1.self_attn.o_proj.bias"] = make.vector(HIDDEN)
+    return config, tensors | {"mask_hidden": make.matrix(1, 4 * HIDDEN)[None] * HIDDEN**0.5}
 
 
 def block_tensors(make: Maker, states: int, depth: int) -> Tensors:

@@ -161,6 +161,7 @@ def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked
     assert checked({"prompt-lookup": 0.8}).elsewhere() == []
     assert "someone/small" in dict(elsewhere("draft-model", 3, "someone/small"))["llama.cpp"]
     assert elsewhere("layer-skip", 3) == []
+    assert "parallel_drafting" in dict(elsewhere("p-eagle", 3))["vLLM"]
 
 
 def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:

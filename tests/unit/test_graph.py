@@ -25,6 +25,7 @@ from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle, EaglePasses
 from specdemo.drafters.heads.medusa import Medusa
+from specdemo.drafters.heads.peagle import PEagle
 from specdemo.drafters.heads.ready import LayeredPasses
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines import choose, gpu, linear, ops
@@ -231,7 +232,7 @@ def captured_apart(work: Work) -> Work:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["draft-model", "eagle", "block", "medusa"])
+@pytest.mark.parametrize("name", ["draft-model", "eagle", "block", "medusa", "p-eagle"])
 @pytest.mark.parametrize(
     ("settings", "most"), [(Settings(top_k=20, top_p=0.9, temperature=0.8), 16), (Settings(), 14)], ids=str
 )
@@ -270,6 +271,7 @@ def graph_toy() -> GraphToy:
     Eagle.capture(toy.heads["eagle"], recorded)
     Block.capture(toy.heads["block"], recorded)
     Medusa.capture(toy.heads["medusa"], recorded)
+    PEagle.capture(toy.heads["p-eagle"], recorded)
     return toy
 
 
@@ -328,7 +330,7 @@ def test_what_is_captured_serves_rules_of_the_same_kind_only() -> None:
     assert all(make_rule(settings, broken).kind != kind for broken in BROKEN)
 
 
-HEADS: list[type[HeadDrafter]] = [Eagle, Block, Medusa]
+HEADS: list[type[HeadDrafter]] = [Eagle, Block, Medusa, PEagle]
 SAMPLED = Settings(k=4, temperature=1.0, max_new_tokens=90, seed=3)
 BEYOND = list(range(60))
 
@@ -362,7 +364,7 @@ def test_captured_heads_draft_what_they_draft_uncaptured(
     assert q == pytest.approx(other_q, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", [Eagle, Block])  # a medusa head keeps nothing of a text
+@pytest.mark.parametrize("kind", [Eagle, Block, PEagle])  # a medusa head keeps nothing of a text
 def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type[HeadDrafter]) -> None:
     toy = graph_toy()
     slots = toy.heads[kind.name].slots

@@ -43,7 +43,7 @@ def heads(target: Path, tmp_path: Path) -> dict[str, Path]:
     config, tensors = published.library_eagle3(vocab)
     config["speculators_config"]["verifier"]["name_or_path"] = str(target)
     eagle = write(tmp_path / "eagle", config, tensors)
-    others = {"block": published.dflash, "medusa": published.medusa}
+    others = {"block": published.dflash, "medusa": published.medusa, "p-eagle": published.peagle}
     return {"eagle": eagle, **{kind: write(tmp_path / kind, *make(vocab)) for kind, make in others.items()}}
 
 
@@ -64,12 +64,13 @@ def tokens_of(loaded: Loaded, drafter: str, temperature: float) -> list[Any]:
 def test_a_preset_loads_heads_of_others_and_drafts_with_them(
     target: Path, heads: dict[str, Path], tmp_path: Path, dtype: str
 ) -> None:
-    paths = 'heads.eagle.path = "eagle"', f'heads.block.path = "{heads["block"]}"', 'heads.medusa.path = "medusa"'
+    kept = (f'heads.{kind}.path = "{kind}"' for kind in ("eagle", "medusa", "p-eagle"))
+    paths = f'heads.block.path = "{heads["block"]}"', *kept
     loaded = load(preset_in(tmp_path, target, *paths), dtype, "cpu")
     assert (loaded.parts.head_files, loaded.parts.missing_heads) == (heads, {})
     for temperature in (0.0, 0.7):
         alone = [token.id for token in tokens_of(loaded, "none", temperature)]
-        for drafter in ("eagle", "block", "medusa", "lookup-eagle"):
+        for drafter in ("eagle", "block", "medusa", "p-eagle", "lookup-eagle"):
             tokens = tokens_of(loaded, drafter, temperature)
             assert [token.id for token in tokens] == alone
             assert {token.kind for token in tokens} != {TokenKind.TARGET}

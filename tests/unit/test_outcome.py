@@ -198,9 +198,11 @@ ENOUGH = ("eagle", 500, 110), ("eagle", 10, 0), ("eagle", 15, 1), ("medusa", 14,
     [
         ("eagle", "EAGLE-3", 50, 2, f"{FEW} EAGLE-3 head pass, where 65% to 85% are usual. "),
         ("block", "DFlash", 50, 2, f"{FEW} DFlash head pass, where 65% to 85% are usual. "),
+        ("p-eagle", "P-EAGLE", 50, 2, f"{FEW} P-EAGLE head pass, where 60% to 75% are usual. "),
         ("medusa", "Medusa", 50, 2, f"{FEW} Medusa head pass, where 50% to 65% are usual. "),
         ("eagle", "EAGLE-3", 500, 95, "Only 19% of"),
         ("eagle", "EAGLE-3", 11, 0, "Only 0% of"),  # a few drafts are enough where none passes
+        ("p-eagle", "P-EAGLE", 12, 0, "Only 0% of"),
         ("medusa", "Medusa", 15, 0, "Only 0% of"),
         ("medusa", "Medusa", 500, 95, ""),
         *((kind, "a format", drafts, passed, "") for kind, drafts, passed in ENOUGH),

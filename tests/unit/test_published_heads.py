@@ -22,6 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from specdemo.decoding.drafter import DrafterParts, alone, answered
 from specdemo.drafters import chain
 from specdemo.drafters.chain import draws
+from specdemo.drafters.heads import peagle
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
@@ -30,6 +31,7 @@ from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import BlockHead, EagleHead
+from specdemo.drafters.heads.peagle import PEagle
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
@@ -60,6 +62,8 @@ BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool
     "DSpark of SpecForge": (published.specforge_dspark, [2, 3, 5], False),
     "speculators dspark": (published.library_dspark, [2, 4], True),
     "Medusa": (published.medusa, [LAYERS], False),
+    "P-EAGLE": (published.peagle, [2, 3, 3], False),
+    "speculators peagle": (published.library_peagle, [1, 3, 5, 4], False),
 }
 FORMATS = [*EAGLES, *BLOCKS]
 
@@ -83,7 +87,7 @@ def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
     make, numbers, anchored = BLOCKS[name]
     config, tensors = make(MODEL_VOCAB)
     stated = {**config, "anchored": anchored}
-    kind = Medusa if name == "Medusa" else Block
+    kind = {"Medusa": Medusa, "P-EAGLE": PEagle, "speculators peagle": PEagle}.get(name, Block)
     return config, tensors, kind, lambda ids, k: published.block_drafts(model, stated, tensors, numbers, ids, k)
 
 
@@ -154,9 +158,52 @@ def test_a_head_drafts_what_its_format_says(
         kind.capture(ready, lambda work: work)
         assert ready.slots is not None
     elif kind is not Medusa:  # which has no layers, only products
-        in_library = engine == "C" and "2" not in name  # which has no convolutions
+        in_library = engine == "C" and "2" not in name and kind is not PEagle  # which has no convolutions
         assert isinstance(ready.backend(8), NativeBackend if in_library else TorchBackend)
     check(drafts_of(toy, kind, monkeypatch, 4 if kind is Eagle else ready.head.shape.most_drafted, expected))
+
+
+@pytest.mark.parametrize("most_read", [4, 512])
+def test_of_a_draft_of_p_eagle_no_mask_stays_in_its_cache(
+    most_read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some rounds the entries are those of one pass over the text; a long prompt is read in parts."""
+    monkeypatch.setattr(peagle, "MOST_READ", most_read)
+    config, tensors, kind, expected = made("P-EAGLE")
+    toy = toy_with(write(tmp_path / "it", config, tensors), kind)
+    text, passes, entries, run = list(range(11)), list[int](), list[Tensor](), TorchBackend.run
+
+    def counted(self: TorchBackend, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        passes.append(len(x))
+        return run(self, x, *rest, **named)
+
+    monkeypatch.setattr(TorchBackend, "run", counted)
+    drafter = head_after(toy, kind.name, text, Settings(temperature=0))
+    for accepted in (0, 3, 1):
+        drafted = torch.as_tensor(drafter.propose(text, 3).token_ids).tolist()
+        assert drafted == expected(text, 3)[0]
+        drafter.runner.forward([text[-1], *drafted])
+        text += [*drafted[:accepted], 5]
+        drafter.runner.rollback(len(text) - 1)
+        drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
+    assert passes == ([4, 4, 4, 3, 6] if most_read == 4 else [12, 3, 6])  # 10, 1 and 4 states, and two masks in each
+    for one in (drafter, head_after(toy, kind.name, text, Settings(temperature=0))):
+        one.propose(text, 5)
+        entries.append(one._passes.backend.entries[..., : len(text) - 1, :].clone())
+        one.release()
+    torch.testing.assert_close(*entries)
+
+
+@pytest.mark.parametrize("name", ["P-EAGLE", "speculators peagle"])
+def test_p_eagle_tells_what_it_drew_from(name: str, tmp_path: Path) -> None:
+    config, tensors, kind, expected = made(name)
+    toy, text = toy_with(write(tmp_path / "it", config, tensors), kind), list(range(11))
+    drafter = head_after(toy, kind.name, text, Settings(temperature=0.8, k=4, seed=1, rule="rejection"))
+    probs, known = drafter.propose(text, 4).probs, torch.arange(40) + tensors["d2t"]
+    assert probs is not None
+    assert probs.sum(-1).tolist() == pytest.approx([1.0] * 4)
+    torch.testing.assert_close(probs[:, known], (expected(text, 4)[1] / 0.8).softmax(-1), rtol=1e-3, atol=1e-4)
+    drafter.release()
 
 
 def test_a_block_drafts_no_more_than_it_has_places_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

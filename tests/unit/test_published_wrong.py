@@ -188,10 +188,30 @@ WRONG = {
         {"target_layer_ids": [1, 2, 6]},
         make=published.deepspec_eagle3,
     ),
-    "P-EAGLE": Wrong(
-        f"{NAME} is of the speculators kind 'peagle', which is not read here: eagle3, dflash, dflash2, dspark are.",
-        {"speculators_model_type": "peagle"},
+    "DFly": Wrong(
+        f"{NAME} is of the speculators kind 'dfly', which is not read here: eagle3, peagle, dflash, dflash2, dspark "
+        "are.",
+        {"speculators_model_type": "dfly"},
         make=published.library_eagle3,
+    ),
+    "P-EAGLE without a mask token": Wrong(
+        f"{NAME} needs a mask token below 61, but mask_token_id, pard_token, ptd_token_id in its configuration are "
+        "[None, None, 61].",
+        {"ptd_token_id": MODEL_VOCAB},
+        make=published.peagle,
+        kind="p-eagle",
+    ),
+    "P-EAGLE without the state of a mask": Wrong(
+        f"{NAME} lacks the tensor mask_hidden of shape [96].",
+        tensors={"mask_hidden": None},
+        make=published.peagle,
+        kind="p-eagle",
+    ),
+    "P-EAGLE of fewer layers": Wrong(
+        f"{NAME} lacks the tensor layers.3.input_layernorm.weight of shape [32].",
+        {"num_hidden_layers": 4},
+        make=published.peagle,
+        kind="p-eagle",
     ),
     "Domino": Wrong(
         f"{NAME} is of the kind 'domino', which is not read here: DFlash, DFlash 2 and DSpark are.",

@@ -41,6 +41,7 @@ from specdemo.decoding.rule import Rule
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
+from specdemo.drafters.heads.peagle import PEagleHead
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.mtp import MtpHead
@@ -334,6 +335,7 @@ def untrained_heads(
         "medusa": (MedusaHead, medusa),
         "dspark": (BlockHead, replace(masked, from_anchor=True)),
         "dflash2": (BlockHead, replace(second, candidates=3, selector_rank=4)),
+        "p-eagle": (PEagleHead, replace(shape, mask_token=0)),
     }
     made = {}
     for seed, (name, (kind, sizes_of_it)) in enumerate(kinds.items()):

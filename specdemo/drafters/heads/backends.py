@@ -135,16 +135,22 @@ class TorchBackend:
     def _attend(self, layer: int, q: Tensor, placed: Placed, count: int) -> Tensor:
         """Attention of queries [heads, outputs, width] of the last of `count` tokens to what they see in a layer."""
         (keys, values), live, window = self.entries[layer], self._live, self.head.shape.windows[layer]
-        # If the tokens of a pass see each other, the window ends before the pass, else with it.
-        before = window if self.head.bidirectional else window - count
+        outputs, sharing, bidirectional = q.shape[-2], len(q) // len(keys), self.head.bidirectional
+        # If the tokens of a pass see each other, the window ends before the pass, else with the first of the outputs.
+        before = window if bidirectional else window - 1 - (count - outputs)
+        read = slice(None)  # of the cache
+        if not self.captured and placed.paths is None:
+            read = slice(max(0, live - before), live + count)
+        keys, values, places = keys[:, read], values[:, read], self._all[read]
         seen: Tensor | None = None
         if placed.paths is not None:
-            seen = (self._all < live) & (self._all > placed.positions[:, None] - window)
-            seen = seen.scatter_(1, placed.paths, True).repeat(len(q) // len(keys), 1)
+            seen = (places < live) & (places > placed.positions[:, None] - window)
+            seen = seen.scatter_(1, placed.paths, True).repeat(sharing, 1)
+        elif outputs > 1 and not bidirectional:
+            own = live + self._all[count - outputs : count, None]
+            seen = ((places <= own) & (places > own - window)).repeat(sharing, 1)
         elif self.captured:
-            seen = ((self._all >= live - before) & (self._all < live + count))[None]
-        else:
-            keys, values = (part[:, max(0, live - before) : live + count] for part in (keys, values))
+            seen = ((places >= live - before) & (places < live + count))[None]
         # The query heads that share a key head become queries of that head, so no key or value is copied.
         grouped = q.reshape(1, len(keys), -1, q.shape[-1])
         attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], attn_mask=seen)

@@ -47,8 +47,8 @@ def export_head(
     Raises:
         BadInput: the format cannot express such a head.
     """
-    if not isinstance(head, LayeredHead):
-        raise BadInput("This head cannot be written in this format, which has no words for Medusa.")
+    if not isinstance(head, LayeredHead) or head.kind not in ("eagle", "block"):
+        raise BadInput(f"This head cannot be written in this format: eagle and block can be, {head.kind} cannot.")
     shape = head.shape
     if head.kind == "block" and shape.mask_token is None:
         raise BadInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ class Format(NamedTuple):
 
     Attributes:
         kind: the kind of head that reads it.
-        method: eagle3, dflash, dflash2, dspark or medusa.
+        method: eagle3, peagle, dflash, dflash2, dspark or medusa.
         layers: the setting that names the target's layers that the head reads.
         ahead: how much larger its numbers are than those of the layers. A place in transformers' `hidden_states` is 1
             ahead, since the embeddings come first.
@@ -37,6 +38,7 @@ class Format(NamedTuple):
 
 FORMATS = (
     Format("speculators eagle3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1, library=True),
+    Format("speculators peagle", "p-eagle", "peagle", "eagle_aux_hidden_state_layer_ids", 1, library=True),
     Format("speculators dflash", "block", "dflash", "aux_hidden_state_layer_ids", 1, library=True),
     Format("speculators dflash2", "block", "dflash2", "aux_hidden_state_layer_ids", 1, library=True),
     Format("speculators dspark", "block", "dspark", "aux_hidden_state_layer_ids", 1, library=True),
@@ -45,9 +47,11 @@ FORMATS = (
     Format("DSpark", "block", "dspark", "target_layer_ids"),
     Format("DFlash of DeepSpec", "block", "dspark", "target_layer_ids"),  # a DSpark without its Markov head
     Format("EAGLE-3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1),  # of SafeAILab, SpecForge, AngelSlim
+    Format("P-EAGLE", "p-eagle", "peagle", "eagle_aux_hidden_state_layer_ids", 1),  # of AWS, SpecForge
     Format("EAGLE-3 of DeepSpec", "eagle", "eagle3", "target_layer_ids"),
     Format("Medusa", "medusa", "medusa"),
 )
+MASKS = "mask_token_id", "pard_token", "ptd_token_id"  # the settings of P-EAGLE that name its mask token, as in vLLM
 
 
 def head_name(folder: Path) -> str:
@@ -100,14 +104,15 @@ def format_of(config: Config, name: str) -> Format:
         spark = projector == "dspark" or "DSpark" in architectures or "markov_rank" in config
         spark_name = "DFlash of DeepSpec" if config.get("markov_rank") == 0 else "DSpark"
         found = by_name["DFlash 2" if second else spark_name if spark else "DFlash"]
-    elif "draft_vocab_size" in config or "eagle3" in architectures.lower():
-        found = by_name["EAGLE-3 of DeepSpec" if "target_layer_ids" in config else "EAGLE-3"]
+    elif "draft_vocab_size" in config or re.search("eagle3|peagle", architectures.lower()):
+        masks = "peagle" in architectures.lower() or any(config.get(key) is not None for key in MASKS)
+        found = by_name["P-EAGLE" if masks else "EAGLE-3 of DeepSpec" if "target_layer_ids" in config else "EAGLE-3"]
     elif "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
         found = by_name["Medusa"]
     if found is None:
         said = architectures or config.get("model_type") or "nothing"
         raise BadInput(
-            f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DFlash 2, DSpark, "
-            f"Medusa or the library speculators; it names {said}."
+            f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, P-EAGLE, DFlash, "
+            f"DFlash 2, DSpark, Medusa or the library speculators; it names {said}."
         )
     return found._replace(target=config.get("target_model_name_or_path") or config.get("base_model_name_or_path"))

@@ -246,7 +246,7 @@ class EagleHead(LayeredHead, HeadLayer):
 
 
 class BlockLayer(HeadLayer):
-    """A decoder layer whose tokens see each other and, before them, the target's fused hidden states of the text."""
+    """A decoder layer that reads one input. In a block head the context is the target's fused hidden states."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Published heads: their configurations and tensors, as `networks` and `medusa` take them.
 
-The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only layer `midlayer`; the others use
-`layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
+The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only layer `midlayer`, and P-EAGLE may call
+its first so; the others use `layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ WHOLE = WEIGHTS, "medusa_lm_head.safetensors"  # names of files that hold all te
 PICKLES = "pytorch_model.bin", "medusa_lm_head.pt"  # the only file of many EAGLE-3 and Medusa heads
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 EMBEDDING, OUTPUT, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
+MASK_HIDDEN = "mask_hidden"  # of P-EAGLE: what stands for the states of the target at the places after the first
 # Tensors for training or for other uses of a head, or that can be computed.
 UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
 DAMAGED = (OSError, SafetensorError, UnpicklingError, EOFError, ValueError, KeyError, RuntimeError, AttributeError)
@@ -64,7 +65,8 @@ class PublishedHead:
             plain = key.removeprefix("logit_head.").removeprefix("medusa_head.")  # which only some files have
             plain = f"layers.0.{plain.removeprefix('midlayer.')}" if plain.startswith("midlayer.") else plain
             if not plain.startswith(UNUSED):
-                self.left[plain] = tensor if weights or plain == OFFSETS else tensor.to("meta")
+                one = tensor.flatten() if plain == MASK_HIDDEN else tensor  # some files give it axes of length 1
+                self.left[plain] = one if weights or plain == OFFSETS else one.to("meta")
         return self
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -125,11 +127,14 @@ def tensors_of(kind: str, shape: HeadShape) -> Table:
         table["state_norm"] = each if shape.state_norms == EACH else {"input_norm.weight": (states,)}
     if shape.fused_norm:
         table["fused_norm.weight"] = {"hidden_norm.weight": (hidden,)}
-    if kind == "eagle":
+    if kind != "block":
         table["token_norm.weight"] = {"layers.0.input_layernorm.weight": (hidden,)}
         table["hidden_norm.weight"] = {"layers.0.hidden_norm.weight": (hidden,)}
-        return table | _layer(shape, "", "layers.0.", ("qkv",), 2 * hidden)
-    for prefix in (f"layers.{index}." for index in range(shape.depth)):
+        table |= _layer(shape, "", "layers.0.", ("qkv",), 2 * hidden)
+        if kind == "eagle":
+            return table
+        table[MASK_HIDDEN] = {MASK_HIDDEN: (states,)}
+    for prefix in (f"layers.{index}." for index in range(0 if kind == "block" else 1, shape.depth)):
         table[f"{prefix}attention_norm.weight"] = {f"{prefix}input_layernorm.weight": (hidden,)}
         table |= _layer(shape, prefix, prefix, ("q", "kv"), hidden)
         if taps := shape.conv_taps:

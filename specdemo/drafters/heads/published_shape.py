@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...engines.families import ROPES
 from ...types import MAX_K, BadInput
-from .formats import Config, Format
+from .formats import MASKS, Config, Format
 from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -50,6 +50,9 @@ class PublishedConfig(BaseModel):
     norm_before_fc: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    # P-EAGLE, which may also say `mask_token_id`
+    pard_token: Any = None
+    ptd_token_id: Any = None
     # DFlash, DFlash 2 and DSpark
     num_target_layers: int | None = None
     aux_hidden_state_layer_ids: list[Any] = []
@@ -158,17 +161,26 @@ class ShapeReader:
         except (KeyError, TypeError, ValueError) as error:
             said = json.dumps(stated)
             raise BadInput(f"{self.name} rotates its keys in a way that is not read here: {said}.") from error
-        return replace(shape, **(self._eagle() if self.format.kind == "eagle" else self._blocks(windows)))
+        return replace(shape, **(self._blocks(windows) if self.format.kind == "block" else self._eagle()))
 
     def _eagle(self) -> dict[str, Any]:
-        """What differs between variants of EAGLE-3."""
-        config = self.config
-        if (depth := config.num_hidden_layers) != 1:
+        """What differs between variants of EAGLE-3, P-EAGLE included."""
+        config, masks = self.config, [getattr(self.config, key) for key in MASKS]
+        mask = next((stated for stated in masks if stated is not None), None)
+        parallel = self.format.method == "peagle"
+        if parallel and not (isinstance(mask, int) and 0 <= mask < config.vocab_size):
+            raise BadInput(
+                f"{self.name} needs a mask token below {config.vocab_size}, but {', '.join(MASKS)} in its "
+                f"configuration are {masks}."
+            )
+        if (depth := config.num_hidden_layers) != 1 and not parallel:
             raise BadInput(f"{self.name} has {depth} decoder layers; EAGLE heads of one layer are read here.")
         return {
             "state_norms": EACH if config.fc_norm else ALL if config.norm_before_fc else NONE,
             "normed_residual": config.norm_before_residual,
             "normed_feedback": config.norm_output,
+            "mask_token": mask if parallel else None,
+            "rank": 0,
         }
 
     def _blocks(self, windows: tuple[int, ...]) -> dict[str, Any]:
@@ -225,7 +237,7 @@ class ShapeReader:
         """The target's layers that the head reads."""
         config, count, ahead = self.config, self.target.layers, self.format.ahead
         ids = getattr(config, self.format.layers)
-        if self.format.kind == "eagle" and not ids:
+        if self.format.kind != "block" and not ids:
             ids = config.eagle_config.get(self.format.layers)
             ahead = 0 if ids else ahead  # SpecForge's numbers there are those of the layers
             ids = ids or [2, count // 2, count - 3]

@@ -43,12 +43,12 @@ class HeadShape:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norms: bool = False  # queries and keys are normed before they are rotated, as in Qwen3
-    normed_residual: bool = False  # the residual of an eagle head is normed
+    normed_residual: bool = False  # the residual of an eagle or a P-EAGLE head is normed
     normed_feedback: bool = False  # an eagle head reads its own output normed
+    mask_token: int | None = None  # what a place to be filled begins as; None is the target's last hidden state
     # Of a block head:
     layer_windows: tuple[int, ...] = ()  # of each layer, where they differ; `window` is then the largest
     block_size: int = 0  # tokens of a block, the pending one included; 0: as many as are needed
-    mask_token: int | None = None  # what a position to be filled begins as; None is the target's last hidden state
     from_anchor: bool = False  # the output of the pending token gives the first of the draft
     normed_context: bool = True  # the target's fused states go through the norms of the layers too
     rank: int = RANK  # of the bigram term; 0 where there is none
