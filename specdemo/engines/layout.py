@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..system.hardware import AS_STORED, QUANTIZED, compute_dtype
+from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, compute_dtype
 from .families import (
     FAMILIES,
     FULL,
@@ -390,7 +390,7 @@ def stored_as(weight: Tensor, dtype: torch.dtype) -> Weight:
     if dtype in QUANTIZED.values():
         if dtype != AS_STORED and weight.dim() == 2 and weight.shape[1] % GROUP == 0:
             return quantized(weight, 4 if dtype == torch.quint4x2 else 8)
-        dtype = torch.bfloat16
+        dtype = UNQUANTIZED
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
         raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")

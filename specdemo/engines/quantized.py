@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..system.hardware import UNQUANTIZED
+
 GROUP = 32  # numbers that share a scale and a low
 NARROW = 16  # numbers that share a scale where it is a level and there are no lows
 SUPER = 256  # numbers that share a unit
@@ -55,7 +57,7 @@ class Quantized:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the weights that are not quantized."""
-        return torch.bfloat16
+        return UNQUANTIZED
 
     @property
     def device(self) -> torch.device:

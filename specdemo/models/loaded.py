@@ -29,6 +29,7 @@ from ..engines.runner import Runner
 from ..system.hardware import (
     AS_STORED,
     QUANTIZED,
+    UNQUANTIZED,
     choose_device,
     choose_dtype,
     compute_dtype,
@@ -339,7 +340,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         return
     if device.type != "cpu":
         raise BadInput(f"The dtype {dtype_name(dtype)} is for a CPU; a GPU reads the quantized models of the hub.")
-    if library_for(torch.bfloat16, quantized=True) is None:
+    if library_for(UNQUANTIZED, quantized=True) is None:
         raise BadInput(f"The dtype {dtype_name(dtype)} needs gcc and a CPU with AVX2.")
 
 

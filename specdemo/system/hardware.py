@@ -29,6 +29,7 @@ CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how muc
 )
 AS_STORED = torch.uint8  # the type that stands for the one that a file has
 QUANTIZED = {"int8": torch.qint8, "int4": torch.quint4x2, "stored": AS_STORED}  # of the weights, on a CPU
+UNQUANTIZED = torch.float16  # of the weights beside quantized ones: a CPU computes in float32 with these
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, **QUANTIZED}
 
 
@@ -97,10 +98,10 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
     On a CPU float16 only stores weights, and everything is computed in float32: a pass takes most of its time to read
     the weights, and float16 halves them. So does bfloat16 on a CPU that widens weights and has no products of it.
-    With quantized weights a model computes as with those of bfloat16.
+    With quantized weights everything is computed in float32, too.
     """
     if dtype in QUANTIZED.values():
-        dtype = torch.bfloat16
+        dtype = UNQUANTIZED
     if device.type != "cpu" or dtype.itemsize != 2:
         return dtype
     stored_only = dtype == torch.float16 or (cpu_widens_weights() and not cpu_multiplies_bf16())

@@ -204,7 +204,7 @@ needs_bf16 = pytest.mark.skipif(not cpu_multiplies_bf16(), reason="models in bfl
         ("fused bfloat16", MOST_ROWS if cpu_multiplies_bf16() and can_pack(torch.bfloat16) else 0, 0),
         ("fused bfloat16 unpacked", 0, 0),
         ("graph of kernels float32", LONGEST, 64),
-        pytest.param("graph of kernels bfloat16", LONGEST, 0, marks=needs_bf16),
+        pytest.param("graph of kernels bfloat16", LONGEST, 64, marks=needs_bf16),
         ("graph float32", 0, 0),
     ],
 )
