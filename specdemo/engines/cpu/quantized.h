@@ -78,7 +78,11 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
     const char *low = (const char *)p->lows + block * COLUMNS * groups * (kind - 1 & UNITS ? 1 : 2);
     const uint16_t *units = (const uint16_t *)p->scale_units + block * COLUMNS * supers;
     const uint16_t *low_units = (const uint16_t *)p->low_units + block * COLUMNS * supers;
-    memset(sums, 0, rows * COLUMNS * sizeof(float));
+    vector total[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) total[r][v] = (vector){0};
     for (long group = 0; group < groups; group++)
         for (int part = 0; part < per_group; part++) {
             const int pairs = GROUP / 2 / per_group;
@@ -111,12 +115,14 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
 #pragma GCC unroll 16
                 for (int r = 0; r < rows; r++) {
                     const long at = (row + r) * groups + group;
-                    vector *total = (vector *)(sums + r * COLUMNS + v * LANES);
-                    *total += floats(sum[r][v]) * (scale * in->scales[at]);
-                    if (lows) *total -= least * in->sums[at];
+                    total[r][v] += floats(sum[r][v]) * (scale * in->scales[at]);
+                    if (lows) total[r][v] -= least * in->sums[at];
                 }
             }
         }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) memcpy(sums + r * COLUMNS + v * LANES, &total[r][v], sizeof(vector));
 }
 
 /* The codes, scales and sums of x [count, inner], computed by all threads. */
