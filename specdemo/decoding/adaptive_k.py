@@ -25,12 +25,12 @@ Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool, readers: int = 1) -> DraftPlan:
     """The K of the highest rate, in tokens in the time of a pass over one token:
 
-        rate(k) = E[tokens](k) / (T(n (k + 1)) / n + D(k))
+        rate(k) = E[tokens](k) / (T(k + 1) + D(k))
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k of a chain
                        1 + a_1 + a_2 + ... + a_k of a tree
 
-    T(m) is the cost of a pass over m tokens, which n readers share, D(k) = a + b k that of drafting k, and a_i as in
-    `DraftStats.chances`.
+    T(m) is what a pass over m tokens costs this reader (`CostModel.shares`), D(k) = a + b k what drafting k does, and
+    a_i is as in `DraftStats.chances`.
     Until the cost of a draft is known, K is as small as possible: 1, or 2 for a tree.
     """
     (constant, each), passes = stats.line(), costs.shares(readers)

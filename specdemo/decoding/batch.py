@@ -135,7 +135,7 @@ def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | 
                 seconds += event.seconds - event.draft_seconds
             yield index, event
     if len(rows) == len(group) and (costs := group[0].decoding.costs):
-        costs.learn_pass(sum(rows), seconds)
+        costs.learn_pass(rows, seconds)
 
 
 def _outcomes(wanted: Sequence[Wanted]) -> list[Tensor | Exception]:

@@ -25,7 +25,7 @@ from .rule import Rule
 FORGET = 0.95  # a draft's weight is multiplied by this when one more is made
 PRIOR_TESTS = 2.0  # the weight of a position's prior, in tests
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
-DRIFT = 0.2  # how fast `baseline_seconds` does
+DRIFT = 0.2  # how fast `baseline_seconds` and the share of readers who draft do
 OUTLIER = 1.5  # a pass slower than this many times the usual time counts as this slow
 CALIBRATION_SECONDS = 0.6
 MEASURED_TOKENS = 64  # the most of a pass that several readers share, unless these are two for each
@@ -44,17 +44,28 @@ class CostModel:
         self.baseline_seconds = float(least[0])  # of a pass over one token, as the machine is now
         # The cost of a pass by the tokens that it reads; the one at 0 means nothing.
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
+        self.drafting = 1.0  # share of the readers of a pass who draft, if any does
         self.drafts = defaultdict[tuple[str, bool], DraftStats](DraftStats)  # by (drafter, whether they are trees)
         self.reading = defaultdict[str, float](float)  # by drafter, its first draft's extra cost per prompt token
         self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
         self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
 
     def shares(self, readers: int) -> list[float]:
-        """What a pass over 0, 1, 2, ... tokens of each of some readers costs each of them; nothing at 0."""
-        return self.passes if readers == 1 else [cost / readers for cost in self.passes[::readers]]
+        """What a pass over 0, 1, 2, ... tokens of a reader costs this reader, if several share it; nothing at 0.
 
-    def learn_pass(self, tokens: int, seconds: float) -> None:
-        """Learn that a round over `tokens` tokens took `seconds`, drafting left out."""
+        Those who draft share what their drafts add. The first of them make a pass of many tokens much dearer, so a
+        round in which a few draft costs each of them more than one in which all do.
+        """
+        if readers == 1:
+            return self.passes
+        alone, drafting = self.passes[readers], max(round(self.drafting * readers), 1)
+        return [0.0, *(alone / readers + (cost - alone) / drafting for cost in self.passes[readers::drafting])]
+
+    def learn_pass(self, rows: Sequence[int], seconds: float) -> None:
+        """Learn that a round over so many `rows` of each reader took `seconds`, drafting left out."""
+        tokens, drafting = sum(rows), sum(each > 1 for each in rows)
+        if drafting:
+            self.drafting += DRIFT * (drafting / len(rows) - self.drafting)
         if tokens < len(self.passes):  # a fixed K may be larger than any that auto picks
             slower = min(max(seconds / self.baseline_seconds / self.passes[tokens], 1 / OUTLIER), OUTLIER)
             self.passes[tokens] *= slower**FOLLOW
@@ -65,13 +76,15 @@ class CostModel:
 def measure_passes(runner: Runner, rule: Rule, most_k: int, readers: int = 1) -> dict[int, float]:
     """The seconds of the passes that auto uses, verification included, by the number of tokens read.
 
-    With several readers they are those of as many tokens for each, up to `MEASURED_TOKENS` in all or two for each.
+    With several readers they are those of as many tokens for each, up to `MEASURED_TOKENS` in all or two for each, and
+    those of a round in which a quarter or half of them draft a token.
 
     Raises:
         Stopped: the person who waits for it has stopped it.
     """
     each = [min(tokens, most_k + 1) for tokens in LENGTHS if tokens * readers <= MEASURED_TOKENS or tokens <= 2]
-    seconds = dict.fromkeys((1, *(readers * tokens for tokens in each)), inf)
+    some = {readers + readers // part for part in (4, 2)} if readers > 1 else set[int]()
+    seconds = dict.fromkeys(sorted({1, *some, *(readers * tokens for tokens in each)}), inf)
     try:
         runner.prefill([0])
         end = time.perf_counter() + CALIBRATION_SECONDS

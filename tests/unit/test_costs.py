@@ -40,7 +40,7 @@ def test_no_pass_is_taken_to_cost_more_than_a_longer_one() -> None:
 def test_a_pass_longer_than_auto_takes_leaves_the_baseline_alone() -> None:
     costs = CostModel({1: 1.0, 9: 1.2})
     for _ in range(20):
-        costs.learn_pass(MAX_K + 1, 1.7)
+        costs.learn_pass([MAX_K + 1], 1.7)
     assert costs.baseline_seconds == 1.0
 
 
@@ -108,15 +108,15 @@ def test_a_slower_machine_moves_the_baseline_and_not_the_costs() -> None:
     before = list(costs.passes)
     for step in range(300):
         seconds = 1 + step / 100  # up to four times slower
-        costs.learn_pass(1, seconds)
-        costs.learn_pass(5, 5 * seconds)
+        costs.learn_pass([1], seconds)
+        costs.learn_pass([5], 5 * seconds)
     assert costs.passes == pytest.approx(before, rel=0.1)
     assert costs.baseline_seconds == pytest.approx(4, rel=0.1)
 
 
 def test_an_outlier_counts_for_little() -> None:
     costs = CostModel(FLAT)
-    costs.learn_pass(4, 60.0)
+    costs.learn_pass([4], 60.0)
     assert costs.passes[4] == pytest.approx(OUTLIER**FOLLOW)
     assert costs.baseline_seconds < OUTLIER
 
@@ -124,11 +124,11 @@ def test_an_outlier_counts_for_little() -> None:
 def test_a_calibration_that_was_far_off_is_unlearnt_even_late() -> None:
     costs = CostModel(FLAT)
     for _ in range(10 * 100):
-        costs.learn_pass(1, 1.0)
-        costs.learn_pass(5, 1.0)
+        costs.learn_pass([1], 1.0)
+        costs.learn_pass([5], 1.0)
     for _ in range(4 * 100):
-        costs.learn_pass(1, 1.0)
-        costs.learn_pass(5, 1.4)
+        costs.learn_pass([1], 1.0)
+        costs.learn_pass([5], 1.4)
     assert costs.passes[5] / costs.passes[1] == pytest.approx(1.4, rel=0.03)
 
 
@@ -217,3 +217,15 @@ def test_longer_drafts_are_never_taken_to_cost_less() -> None:
         cost.learn_cost(tokens, seconds)
     assert cost_of(cost, 1) == pytest.approx(0.9, rel=0.2)
     assert 0 <= cost_of(cost, 4) - cost_of(cost, 1) < 0.2
+
+
+def test_those_readers_who_draft_share_what_their_drafts_add_to_a_pass() -> None:
+    """The fifth row of a pass costs as much as six tenths of the first four, and those after it less."""
+    costs = CostModel({1: 1.0, 4: 1.0, 5: 1.6, 6: 1.6, 8: 2.0})
+    assert costs.shares(4)[1:3] == pytest.approx([0.25, 0.25 + 1.0 / 4])  # all four draft a token
+    for _ in range(40):
+        costs.learn_pass([1, 2, 1, 1], 1.6)
+    assert costs.shares(4)[1:3] == pytest.approx([0.25, 0.25 + 0.6])
+    for _ in range(40):
+        costs.learn_pass([2, 2, 2, 2], 2.0)
+    assert costs.shares(4)[1:3] == pytest.approx([0.25, 0.25 + 1.0 / 4])
