@@ -222,7 +222,7 @@ def parts(
         qkv = ops.product(first.qkv, x, norm=first.attention_norm)
         q = write_kv(first, keys[0], values[0], ops)
         attended = ops.attend(q, keys[0], values[0], rows[ops])
-        up = ops.product(first.up, x, norm=first.mlp_norm)
+        up = ops.product(first.up[0], x, norm=first.mlp_norm)
         inner, gated = first.activate(up), first.activate is swiglu
     # These must live as long as the captured passes.
     read = [x, where, *rows.values(), qkv, q, attended, up, inner, keys, values]
@@ -237,8 +237,11 @@ def parts(
         "write_kv": (write_kv, None),
         "attend": (lambda _, keys, values: made.attend(q, keys, values, rows[made]), cached),
         "out": (lambda layer, *_: made.product(layer.out, attended, plus=x), weights(attended, x.shape[1])),
-        "up": (lambda layer, *_: made.product(layer.up, x, norm=layer.mlp_norm, gated=gated), weights(x, up.shape[1])),
-        "down": (lambda layer, *_: made.product(layer.down, inner, plus=x), weights(inner, x.shape[1])),
+        "up": (
+            lambda layer, *_: made.product(layer.up[0], x, norm=layer.mlp_norm, gated=gated),
+            weights(x, up.shape[1]),
+        ),
+        "down": (lambda layer, *_: made.product(layer.down[0], inner, plus=x), weights(inner, x.shape[1])),
     }
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ from ..system.hardware import QUANTIZED, UNQUANTIZED, compute_dtype, free_memory
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
-from .families import head_width, is_hybrid, knows
+from .families import head_width, is_hybrid, knows, mixtures
 from .fused import FusedRunner, SharedPasses
 from .gpu.capture import Capture, CudaCapture
 from .gpu.graph import GraphRunner, Graphs
@@ -80,6 +80,7 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
         return "graph", capable and kernels.usable(width)
     library = library_for(UNQUANTIZED if dtype in QUANTIZED.values() else dtype)
     inner = [config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size]
+    inner += [of_layer.inner for of_layer in mixtures(config)]
     if library and width % (2 * library.step) == 0 and all(size % library.step == 0 for size in inner):
         return "native", True
     return "fused", compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)

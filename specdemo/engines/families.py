@@ -34,6 +34,7 @@ class Family:
     above_one: bool = False
     interleaved: bool = False
     scaled_embedding: bool = False
+    expert_size: str | None = None  # the field with the inner size of an expert, if layers have experts
 
     def has_bias(self, config: PreTrainedConfig, name: str) -> bool:
         """Whether a product of a layer, such as self_attn.q_proj, has a bias."""
@@ -63,7 +64,10 @@ FAMILIES = {
     **dict.fromkeys(("olmo2", "olmo3"), _OLMO),
     "glm": _GLM,
     "glm4": replace(_GLM, out_norm="post_self_attn_layernorm", down_norm="post_mlp_layernorm"),
+    "mixtral": Family(expert_size="intermediate_size"),
+    "qwen3_moe": Family(normed_heads="head", expert_size="moe_intermediate_size"),
 }
+ROUTER, EXPERTS_UP, EXPERTS_DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of a layer
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Models with a running state that a pass of any length can go on from; others may not be able to.
 HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
@@ -101,11 +105,42 @@ class Scales:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of a layer: MLPs of `inner` numbers, of which a router chooses `used` for each token.
+
+    A token's output is the sum of those of its experts, weighted by their probabilities (Shazeer et al., arXiv
+    1701.06538). With `normed` the weights are divided by their sum.
+    """
+
+    count: int
+    used: int
+    inner: int
+    normed: bool
+
+
+def mixture(config: PreTrainedConfig, layer: int) -> Mixture | None:
+    """The experts of a layer of a model that `knows` accepts; None if it has a single MLP."""
+    family = FAMILIES.get(config.model_type)
+    if family is None or family.expert_size is None or layer in getattr(config, "mlp_only_layers", ()):
+        return None
+    count = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(config, name, None))), 0)
+    if (layer + 1) % getattr(config, "decoder_sparse_step", 1) or not count:
+        return None
+    normed = bool(getattr(config, "norm_topk_prob", True))
+    return Mixture(count, config.num_experts_per_tok, getattr(config, family.expert_size), normed)
+
+
+def mixtures(config: PreTrainedConfig) -> set[Mixture]:
+    """The kinds of layers with experts that a model has: one or none."""
+    return {found for layer in range(config.num_hidden_layers) if (found := mixture(config, layer)) is not None}
+
+
 def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 
-    Captured passes on a GPU have none of what distinguishes some families from Llama: windows, scales and caps, and
-    norms of what is added to the residual stream.
+    Captured passes on a GPU have none of what distinguishes some families from Llama: windows, scales and caps, norms
+    of what is added to the residual stream, and experts, since a captured pass launches the same kernels each time.
 
     Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
     text part of a larger model, whose weights have other names.
@@ -124,7 +159,7 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
         return False
     if on_gpu and (any(windows(config)) or Scales.of(config) != Scales(head_width(config) ** -0.5)):
         return False
-    if on_gpu and FAMILIES[config.model_type].out_norm:
+    if on_gpu and (FAMILIES[config.model_type].out_norm or FAMILIES[config.model_type].expert_size):
         return False
     ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
     return all(rope.get("rope_type", "default") in ROPES or has_equal_factors(config) for rope in ropes)

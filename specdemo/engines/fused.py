@@ -222,10 +222,26 @@ class FusedRunner(CachedRunner):
                 attended.append(self._attend(own_qk, keys, values, mask))
             x = self._plus(x, layer.out(_joined(attended)), layer.out_norm)
             normed = layer.mlp_norm(x) if layer.mlp_norm else x
-            x = self._plus(x, layer.down(layer.activate(layer.up(normed))), layer.down_norm)
+            x = self._plus(x, self._mlp(layer, normed), layer.down_norm)
             if index in captured:
                 outputs[index] = x[:count]
         return x[:count], outputs
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """The MLP of a layer, or the experts of each token, whose outputs are added up from the likeliest on."""
+        if layer.router is None:
+            return layer.down[0](layer.activate(layer.up[0](x)))
+        weights, chosen = layer.router(x)
+        outputs = x.new_empty(*chosen.shape, x.shape[-1])  # [T, used, hidden]
+        mlps = layer.mlps
+        for expert in chosen.unique().tolist():
+            up, down = mlps[expert]
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            outputs[rows, ranks] = down(layer.activate(up(self._filled(x[rows]))))[: len(rows)]
+        total = outputs[:, 0] * weights[:, :1]
+        for rank in range(1, layer.router.used):
+            total = total + outputs[:, rank] * weights[:, rank, None]
+        return total
 
     def _plus(self, x: Tensor, added: Tensor, norm: Norm | None) -> Tensor:
         added, scale = norm(added) if norm else added, self.model.scales.residual

@@ -18,14 +18,18 @@ from torch.nn import functional as F
 
 from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, compute_dtype
 from .families import (
+    EXPERTS_DOWN,
+    EXPERTS_UP,
     FAMILIES,
     FULL,
+    ROUTER,
     Scales,
     activation,
     final_norm_eps,
     has_ropes_by_kind,
     head_width,
     layer_kinds,
+    mixture,
     rope_of,
     windows,
 )
@@ -43,8 +47,27 @@ ACTIVATIONS = {"silu": swiglu, "gelu_pytorch_tanh": gated_gelu}
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """Chooses `used` experts for each token, see `families.Mixture`. `product` gives a score for each expert."""
+
+    product: Linear
+    used: int
+    normed: bool
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and the numbers of the experts of each token, the likeliest first: [T, hidden] -> two [T, used].
+
+        As in transformers the probabilities are float32, and the weights get the type of x.
+        """
+        weights, chosen = self.product(x).softmax(-1, dtype=torch.float32).topk(self.used)
+        return (weights / weights.sum(-1, keepdim=True) if self.normed else weights).to(x.dtype), chosen
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer: x + out_norm(attention(attention_norm(x))), then the same with its MLP.
+
+    `up` and `down` are those of the MLP or, if there is a router, of each expert.
 
     A norm is None where there is none. `head_norms` scale queries and keys before the rotation, each head by itself or
     all heads of a token together, by their size. `rope` is the index of the model's rotation, None if there is none
@@ -57,12 +80,23 @@ class Layer:
     rope: int | None
     out: Linear
     mlp_norm: Norm | None
-    up: Linear
+    up: tuple[Linear, ...]
     activate: Step
-    down: Linear
+    down: tuple[Linear, ...]
     out_norm: Norm | None = None
     down_norm: Norm | None = None
     window: int = 0
+    router: Router | None = None
+
+    @property
+    def mlps(self) -> list[tuple[Linear, Linear]]:
+        """The two products of its MLP or of each expert."""
+        return list(zip(self.up, self.down, strict=True))
+
+    @property
+    def products(self) -> list[Linear]:
+        """All of its products."""
+        return [self.qkv, self.out, *([self.router.product] if self.router else []), *self.up, *self.down]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +246,8 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
 
     def rearranged(index: int) -> Layer:
         layer = f"model.layers.{index}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        attention = f"{layer}.self_attn"
+        router, up, down = _mlps(config, weights, index)
 
         def norm_of(name: str | None) -> Norm | None:
             return None if name is None else norm(f"{layer}.{name}")
@@ -225,12 +260,13 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             rope=of_kind[index] if rotated[index] else None,
             out=_joint(weights, f"{attention}.o_proj"),
             mlp_norm=norm_of(family.mlp_norm),
-            up=_joint(weights, *(f"{mlp}.{name}" for name in family.up), parts=2),
+            up=up,
             activate=ACTIVATIONS[activation(config)],
-            down=_joint(weights, f"{mlp}.down_proj"),
+            down=down,
             out_norm=norm_of(family.out_norm),
             down_norm=norm_of(family.down_norm),
             window=seen[index],
+            router=router,
         )
 
     embedding, output = embeddings(weights)
@@ -248,6 +284,25 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
         width=width,
         scales=Scales.of(config),
     )
+
+
+def _mlps(
+    config: PreTrainedConfig, weights: Weights, index: int
+) -> tuple[Router | None, tuple[Linear, ...], tuple[Linear, ...]]:
+    """The router of a layer, if there is one, and the products of its MLP or of each expert."""
+    layer, of_layer = f"model.layers.{index}", mixture(config, index)
+    if of_layer is None:
+        up = _joint(weights, *(f"{layer}.mlp.{name}" for name in FAMILIES[config.model_type].up), parts=2)
+        return None, (up,), (_joint(weights, f"{layer}.mlp.down_proj"),)
+    router = Router(_joint(weights, f"{layer}.{ROUTER.removesuffix('.weight')}"), of_layer.used, of_layer.normed)
+
+    def each(name: str, parts: int) -> tuple[Linear, ...]:
+        joint = weights[f"{layer}.{name}"]  # [experts, outer, inner], or if it is quantized [experts * outer, inner]
+        rows = joint.detach().flatten(0, 1) if isinstance(joint, Tensor) else joint
+        size = len(rows) // of_layer.count
+        return tuple(Linear.of(rows[start : start + size], None, parts) for start in range(0, len(rows), size))
+
+    return router, each(EXPERTS_UP, 2), each(EXPERTS_DOWN, 1)
 
 
 def _in_halves(width: int, turned: int, interleaved: bool) -> list[int] | None:
@@ -281,9 +336,9 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             rope=None,
             out=product(f"{layer}.attn.c_proj"),
             mlp_norm=norm(f"{layer}.ln_2"),
-            up=product(f"{layer}.mlp.c_fc"),
+            up=(product(f"{layer}.mlp.c_fc"),),
             activate=gelu,
-            down=product(f"{layer}.mlp.c_proj"),
+            down=(product(f"{layer}.mlp.c_proj"),),
         )
 
     embedding, output = embeddings(weights)
@@ -378,18 +433,21 @@ class StoredAs(UserDict[str, Weight]):
         self.dtype = dtype
 
     def __getitem__(self, name: str) -> Weight:
-        return stored_as(_plain(self.data, name), self.dtype)
+        return stored_as(name, _plain(self.data, name), self.dtype)
 
 
-def stored_as(weight: Tensor, dtype: torch.dtype) -> Weight:
-    """A weight in another number type. Of a quantized type are matrices whose rows have whole groups.
+def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
+    """A weight in another number type.
+
+    Of a quantized type are matrices whose rows have whole groups, but for those of routers, which choose between whole
+    experts. The matrices of the experts of a layer, [experts, outer, inner], become one [experts * outer, inner].
 
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
     if dtype in QUANTIZED.values():
-        if dtype != AS_STORED and weight.dim() == 2 and weight.shape[1] % GROUP == 0:
-            return quantized(weight, 4 if dtype == torch.quint4x2 else 8)
+        if dtype != AS_STORED and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
+            return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
         dtype = UNQUANTIZED
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():

@@ -93,7 +93,7 @@ class NativeLayers:
         """
         out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
         assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
-        products = [_packed(one) for layer in layers for one in (layer.qkv, layer.out, layer.up, layer.down)]
+        products = [_packed(one) for layer in layers for one in layer.products]
         self.library = next((one.library for one in products if one.library.quantized), out.library)
         self.hidden = out.shape[0]
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
@@ -113,8 +113,13 @@ class NativeLayers:
     def _layer(self, layer: layout.Layer, second_input_norm: Norm | None, normed: bool) -> library.Layer:
         first = second_input_norm, None if normed else layer.attention_norm
         norms = *first, *(layer.head_norms or (None, None)), layer.out_norm, layer.mlp_norm, layer.down_norm
-        products = map(self.product, (layer.qkv, layer.out, layer.up, layer.down))
-        return library.Layer(*map(self.norm, norms), *products, layer.window, -1 if layer.rope is None else layer.rope)
+        router, up, down = layer.router, self.products(layer.up), self.products(layer.down)
+        return library.Layer(
+            *map(self.norm, norms),
+            *(self.product(layer.qkv), self.product(layer.out), self.product(router.product if router else None)),
+            *(up, down, layer.window, -1 if layer.rope is None else layer.rope),
+            *((router.used, router.normed) if router else (0, False)),
+        )
 
     def norm(self, norm: Norm | None) -> library.Norm:
         if norm is None:
@@ -123,7 +128,13 @@ class NativeLayers:
         self._held += [weight] if bias is None else [weight, bias]
         return library.Norm(address(weight), address(bias), norm.eps)
 
-    def product(self, product: Linear) -> library.Linear:
+    def products(self, products: Sequence[Linear]) -> Any:
+        """The products of the MLP or of each expert as an array."""
+        return (library.Linear * len(products))(*map(self.product, products))
+
+    def product(self, product: Linear | None) -> library.Linear:
+        if product is None:
+            return library.Linear()
         packed = _packed(product)
         self._held.append(packed)
         return packed.described
@@ -167,20 +178,22 @@ class NativeLayers:
 
 
 def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
-    """Whether the library can run these layers: they have the same shapes, and it has packed all their weights.
+    """Whether the library can run these layers, and has packed all their weights.
 
-    `Linear.of` needs the right `parts`: heads for qkv; gate and up.
+    Their attention and activations are the same. `Linear.of` needs the right `parts`: heads for qkv; gate and up.
     """
-    products = [(layer.qkv, layer.out, layer.up, layer.down) for layer in layers]
-    if not all(isinstance(product.multiply, PackedLinear) for product in [head, *chain(*products)]):
+    if not all(isinstance(one.multiply, PackedLinear) for one in [head, *chain(*(layer.products for layer in layers))]):
         return False
-    sizes = {tuple(_packed(product).sizes for product in of_layer) for of_layer in products}
+    sizes = {(_packed(layer.qkv).sizes, _packed(layer.out).sizes) for layer in layers}
     activations = {layer.activate for layer in layers}
     if len(sizes) > 1 or len(activations) > 1:
         return False
-    (qkv, _, up, down), gated = sizes.pop(), activations != {gelu}
-    divided = qkv[1] == width and up[:2] == (2 if gated else 1, down[2])
-    return divided and width % (2 * _packed(head).library.step) == 0
+    ((_, head_width, _), _), gated = sizes.pop(), activations != {gelu}
+    mlps = [{(_packed(up).sizes, _packed(down).sizes) for up, down in layer.mlps} for layer in layers]
+    divided = all(up[:2] == (2 if gated else 1, down[2]) for of_layer in mlps for up, down in of_layer)
+    chosen = all(layer.router is None or layer.router.used <= len(layer.mlps) for layer in layers)
+    alike = chosen and max(map(len, mlps)) == 1  # the experts of a layer
+    return divided and alike and head_width == width and width % (2 * _packed(head).library.step) == 0
 
 
 def _packed(product: Linear) -> PackedLinear:

@@ -192,7 +192,8 @@ def _opened_widened(checkpoint: Checkpoint, weights: StoredWeights, dtype: torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options)
-    numbers = {name: widened(weight).to(dtype) for name, weight in weights.items()}
+    shapes = weights.shapes  # those of experts have an axis more than when they are quantized
+    numbers = {name: widened(weight).to(dtype).view(shapes[name]) for name, weight in weights.items()}
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     model: PreTrainedModel = model_class.from_pretrained(None, config=config, state_dict=numbers, dtype=dtype)
     return model.eval()
@@ -262,8 +263,8 @@ def embeddings_of(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
 
 @torch.no_grad()
 def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    for weight in model.parameters():
-        weight.copy_(widened(stored_as(weight, dtype)))
+    for name, weight in model.named_parameters():
+        weight.copy_(widened(stored_as(name, weight, dtype)).view(weight.shape))
 
 
 def placement(model: PreTrainedModel) -> dict[str, int]:

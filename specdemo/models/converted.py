@@ -179,7 +179,8 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
         as_stored = copies == STORED
         dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
         experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
-        if experts or header.architecture in {*READ, "gpt2"}:  # transformers reads several tensors for a weight
+        merged = experts and not (as_stored and knows(config))
+        if merged or header.architecture in {*READ, "gpt2"}:  # transformers reads several tensors for a weight
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
         elif as_stored and knows(config):
             model = empty_model(config)
@@ -260,14 +261,15 @@ def _read(
     from gguf import GGUFReader, dequantize
     from transformers import modeling_gguf_pytorch_utils as tables
 
-    from ..engines.quantized import READERS, of_blocks
+    from ..engines.quantized import READERS, Quantized, of_blocks
     from .checkpoint import check_whole
+    from .experts import experts_of_gguf, joint_name_of_gguf
     from .weights import SEPARATOR
 
     found, shapes = dict[str, torch.Tensor](), dict[str, Sequence[int]]()
     wanted, tensors = dict(model.named_parameters()), GGUFReader(str(gguf)).tensors
     processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
-    names = tables.get_gguf_hf_weights_map(model, processor)
+    names, experts = tables.get_gguf_hf_weights_map(model, processor), dict[str, list[Any]]()
 
     def processed(numbers: Any, tensor: Any) -> Any:
         return processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
@@ -275,6 +277,9 @@ def _read(
     for done, tensor in enumerate(tensors):
         progress(done / len(tensors), CONVERTING)
         kind, size = tensor.tensor_type.name, tensor.data.shape[:1]
+        if (name := joint_name_of_gguf(tensor.name)) in wanted:
+            experts.setdefault(name, []).append(tensor)
+            continue
         if as_stored and kind in READERS:
             rows = processed(np.arange(*size, dtype=np.float32)[:, None], tensor)  # in which order they are wanted
             order = rows.weights[:, 0].astype(int)
@@ -287,6 +292,12 @@ def _read(
         if (name := names.get(one.name)) in wanted:
             found[name] = torch.from_numpy(np.array(one.weights)).to(dtype)
             shapes[name] = found[name].shape
+    for name, halves in experts.items():
+        joint, shapes[name] = experts_of_gguf(halves, dtype)
+        if isinstance(joint, Quantized):
+            found |= {f"{name}{SEPARATOR}{part}": numbers for part, numbers in joint.parts().items()}
+        else:
+            found[name] = joint
     both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
     unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
     check_whole(gguf.name, wanted.keys() - shapes.keys(), unlike)

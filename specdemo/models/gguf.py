@@ -140,6 +140,8 @@ def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], li
         return config
     rope = _rope(header, read)
     changes: dict[str, Any] = {"rope_parameters": {**stated, **rope}}
+    if (size := header.of_model("expert_feed_forward_length")) is not None:
+        changes["moe_intermediate_size"] = int(size)
     if kind in TWO_ROPES:
         own = {"rope_theta": header.of_model("rope.freq_base_swa", stated["sliding_attention"]["rope_theta"])}
         ropes = {"full_attention": rope, "sliding_attention": own}

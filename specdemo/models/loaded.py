@@ -91,6 +91,7 @@ class Loaded:
     make_target_runner: MakeRunner | None
     token_bytes: Mapping[str, int]
     bytes_per_pass: int
+    experts: dict[str, int] = field(default_factory=dict)  # `count` of a layer, `used` by a token, `bytes` of all
     costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
     _grammar_tokenizer: Any = None  # made for the first run with a grammar
 
@@ -165,6 +166,7 @@ class Loaded:
             "devices": [*self.held],
             "placement": self.placement,
             "bytes_per_pass": self.bytes_per_pass,
+            **({"experts": self.experts} if self.experts else {}),
             "engine": self.engine,
             "exact_rows": self.exact_rows,
             "exact_tree_rows": self.exact_tree_rows,
@@ -306,7 +308,7 @@ def _load(
         final_norm=opened.final_norm,
         translator=translation,
     )
-    runner = opened.make_runner(1)
+    runner, size, experts = opened.make_runner(1), sum(opened.placement.values()), parts[0].experts
     return Loaded(
         preset=preset,
         open_model=opened.open_model,
@@ -314,7 +316,8 @@ def _load(
         tokenizer=target.tokenizer,
         parts=drafter_parts,
         placement=opened.placement,
-        bytes_per_pass=round(sum(opened.placement.values()) * parts[0].share_read),
+        bytes_per_pass=round(size * parts[0].share_read),
+        experts={"count": experts.count, "used": experts.used, "bytes": round(size * experts.share)} if experts else {},
         held=held,
         device=opened.device,
         dtype=dtype_here,

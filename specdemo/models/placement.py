@@ -24,6 +24,16 @@ from .weights import bits_of, shapes
 TOKENS, WORK_SPACE = 4096, 2**29
 EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # names of the number of a layer's experts
 EMBEDDINGS = "embed_tokens.weight", "wte.weight"
+OF_EXPERTS = ".experts."  # in the names of their weights
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """How many experts a layer has, how many of them a token uses, and their share of a model's weights."""
+
+    count: int
+    used: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +60,22 @@ class ModelPart:
         It reads one row of the input embeddings, unless they are the output embeddings too, and of the experts of a
         layer those that the token is sent to. A pass over more tokens reads up to as many experts for each.
         """
-        text = self.config.get_text_config()
-        experts = next((n for name in EXPERTS if (n := getattr(text, name, None))), None)
-        used = getattr(text, "num_experts_per_tok", None)
+        text, experts = self.config.get_text_config(), self.experts
+        sent = experts.used / experts.count if experts else 1.0
         read = 0.0
         for name, numbers in _sizes(self.config):
             looked_up = name.endswith(EMBEDDINGS) and not text.tie_word_embeddings
-            sent = used / experts if experts and used and ".experts." in name else 1.0
-            read += text.hidden_size if looked_up else numbers * sent
+            read += text.hidden_size if looked_up else numbers * (sent if OF_EXPERTS in name else 1.0)
         return read / self.numbers
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of each of its layers that has some; None if none has."""
+        text = self.config.get_text_config()
+        count = next((n for name in EXPERTS if (n := getattr(text, name, None))), None)
+        used = getattr(text, "num_experts_per_tok", None)
+        numbers = sum(numbers for name, numbers in _sizes(self.config) if OF_EXPERTS in name)
+        return Experts(count, used, numbers / self.numbers) if count and used and numbers else None
 
     @property
     def weights(self) -> int:

@@ -34,7 +34,8 @@ from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
-TYPES = {"gemma3": "gemma3_text"}  # transformers' names for architectures of GGUF files, where they differ
+# transformers' names for architectures of GGUF files, where they differ
+TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 ESTIMATE = (
     "An estimate, by sizes alone: a guess by {name} costs about {share:.0%} of a pass of the target, so rounds with "
     "drafts of 4 pay from {tokens:.1f} tokens on."
@@ -243,6 +244,9 @@ def _config(header: Header) -> PreTrainedConfig:
         "max_position_embeddings": int(header.of_model("context_length", TOKENS)),
         "tie_word_embeddings": "output.weight" not in header.shapes,
     }
+    if experts := int(header.of_model("expert_count", 0)):
+        sizes |= {"num_experts": experts, "num_experts_per_tok": int(header.of_model("expert_used_count", 1))}
+        sizes["moe_intermediate_size"] = int(header.of_model("expert_feed_forward_length", sizes["intermediate_size"]))
     kind, two_factors = TYPES.get(header.architecture, header.architecture), LONG in header.shapes
     if kind in FAMILIES and not two_factors:
         return AutoConfig.for_model(kind, **sizes)

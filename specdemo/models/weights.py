@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
-from ..engines.families import FAMILIES, head_width
+from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, FAMILIES, ROUTER, head_width, mixture
 from ..engines.layout import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
+from .experts import JointExperts, joint_name
 from .source import weights_file
 from .store import LoadError
 
@@ -32,22 +33,18 @@ def shapes(config: PreTrainedConfig) -> Shapes:
     """The shapes of the weights of a model that `families.knows`, by transformers' names. A tied head is left out."""
     layers, layer, others = _gpt2(config) if config.model_type == "gpt2" else _of_family(config)
     head = {} if config.tie_word_embeddings else {HEAD: (config.vocab_size, config.hidden_size)}
-    every = range(config.num_hidden_layers)
-    return {**others, **{f"{layers}.{i}.{name}": layer[name] for i in every for name in layer}, **head}
+    every = ((index, {**layer, **_mlp(config, index)}) for index in range(config.num_hidden_layers))
+    return {**others, **{f"{layers}.{i}.{name}": of_layer[name] for i, of_layer in every for name in of_layer}, **head}
 
 
 def _of_family(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
-    """The name of the layers, and the weights of a layer and those outside of the layers."""
-    family, hidden, inner = FAMILIES[config.model_type], config.hidden_size, config.intermediate_size
+    """The name of the layers, the weights of a layer but for those of `_mlp`, and the weights outside of the layers."""
+    family, hidden = FAMILIES[config.model_type], config.hidden_size
     queries, keys = (heads * head_width(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
     of_qkv = [queries, keys, keys] if len(family.qkv) > 1 else [queries + 2 * keys]
-    of_up = [inner, inner] if len(family.up) > 1 else [2 * inner]
     products: Shapes = {f"self_attn.{name}": (size, hidden) for name, size in zip(family.qkv, of_qkv, strict=True)}
     products["self_attn.o_proj"] = hidden, queries
-    products |= {f"mlp.{name}": (size, hidden) for name, size in zip(family.up, of_up, strict=True)}
-    products["mlp.down_proj"] = hidden, inner
-    layer: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
-    layer |= {f"{name}.bias": products[name][:1] for name in products if family.has_bias(config, name)}
+    layer = _linear(config, products)
     norms = family.attention_norm, family.out_norm, family.mlp_norm, family.down_norm
     layer |= {f"{name}.weight": (hidden,) for name in norms if name}
     if family.normed_heads:
@@ -55,6 +52,27 @@ def _of_family(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
         layer |= {f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)}
     others: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     return "model.layers", layer, others
+
+
+def _mlp(config: PreTrainedConfig, index: int) -> Shapes:
+    """The weights of the MLP of a layer, or of its router and its experts."""
+    if config.model_type == "gpt2":
+        return {}
+    hidden, experts = config.hidden_size, mixture(config, index)
+    if experts is not None:
+        size, inner = experts.count, experts.inner
+        up, down = (size, 2 * inner, hidden), (size, hidden, inner)
+        return {ROUTER: (size, hidden), EXPERTS_UP: up, EXPERTS_DOWN: down}
+    up_names, inner = FAMILIES[config.model_type].up, config.intermediate_size
+    products: Shapes = {f"mlp.{name}": (2 * inner // len(up_names), hidden) for name in up_names}
+    return _linear(config, {**products, "mlp.down_proj": (hidden, inner)})
+
+
+def _linear(config: PreTrainedConfig, products: Shapes) -> Shapes:
+    """The weights and biases of products of a layer."""
+    family = FAMILIES[config.model_type]
+    weights: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
+    return weights | {f"{name}.bias": products[name][:1] for name in products if family.has_bias(config, name)}
 
 
 def _gpt2(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
@@ -118,7 +136,8 @@ class StoredWeights(Mapping[str, Weight]):
         self.shapes, self.dtype, self.device = shapes, dtype, device
         in_blocks = dtype in QUANTIZED.values() or library_for(dtype) is not None  # which the C library copies
         self._copies = device.type == "cpu" and not in_blocks
-        self._files: dict[str, tuple[safe_open, list[str]]] = {}  # by the name of a weight: its file, and what it has
+        # By the name of a weight: its file, and what that has of it.
+        self._files: dict[str, tuple[safe_open | JointExperts, list[str]]] = {}
         self._kept: dict[str, Weight] = {}
 
     @classmethod
@@ -137,14 +156,21 @@ class StoredWeights(Mapping[str, Weight]):
         gpt2 = config.model_type == "gpt2"
         prefix, table = ("transformer.", "transformer.wte.weight") if gpt2 else ("model.", "model.embed_tokens.weight")
         known = {**stored.shapes, HEAD: stored.shapes[table]}
+        experts: dict[str, JointExperts] = {}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
-            for name, tensors in groupby(sorted(file.keys()), lambda tensor: tensor.partition(SEPARATOR)[0]):
+            for stated, tensors in groupby(sorted(file.keys()), lambda tensor: tensor.partition(SEPARATOR)[0]):
+                name, place = joint_name(stated)
                 ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
-                if ours in known:
+                if ours in known and place is not None:
+                    experts.setdefault(ours, JointExperts(known[ours])).pieces[place] = file, stated
+                elif ours in known:
                     stored._files[ours] = file, [*tensors]
                     if known[ours] != stored._shape(ours):
                         return None
+        if not all(of_layer.complete for of_layer in experts.values()):
+            return None
+        stored._files |= {name: (of_layer, [name]) for name, of_layer in experts.items()}
         if HEAD not in stored.shapes and HEAD in stored._files:
             if table not in stored._files:
                 stored._files[table] = stored._files.pop(HEAD)
@@ -162,7 +188,7 @@ class StoredWeights(Mapping[str, Weight]):
             weight: Weight = Quantized(**{one.partition(SEPARATOR)[2]: file.get_tensor(one) for one in there})
         else:
             read: Tensor = file.get_tensor(there[0])
-            weight = stored_as(read, self.dtype)
+            weight = stored_as(name, read, self.dtype)
             if weight is read and (self._copies or name in KEPT or read.dim() == 1) and read.device.type == "cpu":
                 weight = read.clone()
         if name in KEPT:
@@ -171,9 +197,14 @@ class StoredWeights(Mapping[str, Weight]):
 
     def _shape(self, name: str) -> tuple[int, ...]:
         file, there = self._files[name]
+        assert not isinstance(file, JointExperts), "its shape is that of a configuration"
         first = file.get_slice(there[0])  # of a quantized weight the codes
         shape = tuple(first.get_shape())
-        return shape if len(there) == 1 else (shape[0], shape[1] * (8 if first.get_dtype() == "I32" else 2))
+        if len(there) == 1:
+            return shape
+        inner = shape[1] * (8 if first.get_dtype() == "I32" else 2)
+        of_experts = len(self.shapes.get(name, ())) == 3  # which are one below the other
+        return (self.shapes[name][0], shape[0] // self.shapes[name][0], inner) if of_experts else (shape[0], inner)
 
     def _size(self, name: str) -> int:
         """Bytes of a weight as it is kept."""

@@ -137,7 +137,7 @@ class Figures:
 
 
 def weight_bytes(environment: Mapping[str, Any]) -> int | None:
-    """How many bytes of weights a pass of the target reads; None if the environment does not say.
+    """How many bytes of weights a pass of the target over one row reads; None if the environment does not say.
 
     Older traces have only the bytes of all weights, which are more if embeddings are not tied, or if there are experts.
     """
@@ -146,6 +146,27 @@ def weight_bytes(environment: Mapping[str, Any]) -> int | None:
     sizes = sizes or ([*placement.values()] if isinstance(placement, dict) else [])
     known = bool(sizes) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
     return sum(sizes) if known else None
+
+
+def bytes_of(lane: Stats, environment: Mapping[str, Any]) -> int | None:
+    """How many bytes of weights a mean pass of a lane reads; None if unknown.
+
+    In a model with experts a pass over more rows reads more of them. How many is estimated, see `experts_read`.
+    """
+    one_row, experts = weight_bytes(environment), environment.get("experts")
+    facts = [experts.get(name) for name in ("count", "used", "bytes")] if isinstance(experts, dict) else []
+    count, used, size = (fact if type(fact) is int and fact > 0 else 0 for fact in facts or [0] * 3)
+    if one_row is None or not (count >= used > 0 < size) or not lane.rounds or lane.drafted is None:
+        return one_row
+    return round(one_row + size / count * (experts_read(count, used, 1 + lane.drafted / lane.rounds) - used))
+
+
+def experts_read(count: int, used: int, rows: float) -> float:
+    """How many of `count` experts some row of a pass is expected to use, if each row uses `used` of them at random.
+
+    Rows of one text prefer the same experts, so there are fewer of them.
+    """
+    return count * (1 - (1 - used / count) ** rows)
 
 
 def memory_rate_of(environment: Mapping[str, Any]) -> float | None:
@@ -170,8 +191,8 @@ def memory_share(lane: Stats, pass_bytes: int | None, rate: float | None) -> flo
 
 def memory_shares(lanes: Mapping[str, Stats], environment: Mapping[str, Any]) -> dict[str, float | None]:
     """`memory_share` of each lane, by what the environment of the race tells."""
-    read, rate = weight_bytes(environment), memory_rate_of(environment)
-    return {name: memory_share(lane, read, rate) for name, lane in lanes.items()}
+    rate = memory_rate_of(environment)
+    return {name: memory_share(lane, bytes_of(lane, environment), rate) for name, lane in lanes.items()}
 
 
 def noise(plain: Stats, lane: Stats) -> float:

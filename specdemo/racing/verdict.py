@@ -12,7 +12,7 @@ from typing import Any
 
 from .asked import AHEAD, DraftedLane
 from .compare import Comparison, exact_rows
-from .figures import EVEN, MUCH, NOWHERE, Figures, memory_rate_of, memory_share, weight_bytes
+from .figures import EVEN, MUCH, NOWHERE, Figures, bytes_of, memory_rate_of, memory_share, weight_bytes
 from .notes import notes
 from .stats import Pace, Stats, speed_up
 
@@ -62,7 +62,8 @@ def judge_lane(
         return LaneVerdict(speed_up(plain, lane), sentence)
     rows = exact_rows(environment, tree=asked is not None and asked.tree)
     told = notes(found, comparison.identical if comparison else None, rows)
-    table = numbers(found, weight_bytes(environment), memory_rate_of(environment))
+    rate, of_lane = memory_rate_of(environment), bytes_of(lane, environment)
+    table = numbers(found, weight_bytes(environment), rate, of_lane)
     return LaneVerdict(found.speed_up, sentence, told, table, found)
 
 
@@ -313,14 +314,18 @@ def action(found: Figures) -> str:
     return f"Try {free}." if free else "For a text like this one, use the target alone."
 
 
-def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None) -> list[tuple[str, str]]:
+def numbers(
+    found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None, lane_bytes: int | None = None
+) -> list[tuple[str, str]]:
     """The figures as a table of names and values.
 
     Args:
-        pass_bytes: how many bytes of weights a pass of the target reads; None if unknown.
+        pass_bytes: how many bytes of weights a pass of the target over one row reads; None if unknown.
         memory_rate: bytes per second that the memory streams; None if it was not measured.
+        lane_bytes: what a mean pass of the drafted lane reads; None if that is the same. It is more with experts.
     """
     plain, lane = found.plain, found.lane
+    both = (plain, pass_bytes), (lane, lane_bytes or pass_bytes)
     token_ms = 1000 / (plain.tokens_per_second or 1.0)
     drafts = lane.drafts_tested
     places = [
@@ -330,9 +335,10 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
     one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
     reached = pass_bytes / one_pass if pass_bytes and one_pass else 0.0
     rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
-    shares = [memory_share(one, pass_bytes, memory_rate) for one in (plain, lane)]
+    shares = [memory_share(one, size, memory_rate) for one, size in both]
     used = [f"{share:.0%} {which}" for share, which in zip(shares, (ALONE, DRAFTED), strict=True) if share is not None]
-    read = [f"{(one.rounds + 1) * pass_bytes / 1e9:.1f} GB" for one in (plain, lane)] if pass_bytes else []
+    read = [f"{(one.rounds + 1) * size / 1e9:.1f} GB" for one, size in both if size]
+    more = lane_bytes if lane_bytes and lane_bytes != pass_bytes else None
     rows = {
         "speed-up": f"{found.speed_up:.2f}×, give or take {found.noise:.0%}",
         "tokens per round": f"{found.tokens:.2f}",
@@ -343,6 +349,9 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
             f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
         ),
         "weights read per pass, target alone": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
+        "weights read per pass, with the drafter": (
+            f"{more / 1e9:.3f} GB, estimated: as if rows chose their experts at random" if more else ""
+        ),
         "weights read for the whole text": f"{read[0]} {ALONE}, {read[1]} {DRAFTED}" if read else "",
         "share of the memory's speed": ", ".join(used),
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",

@@ -98,6 +98,9 @@ def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
     return Backend(load, race, outcome, trace_header, explain, here.report)
 
 
+OF_MEMORY = {"placement", "bytes_per_pass", "experts"}  # the bytes of weights in an environment
+
+
 class Elsewhere:
     """A preset that is loaded here, in whose stead another process computed in `environment`."""
 
@@ -109,7 +112,7 @@ class Elsewhere:
 
     def environment(self) -> dict[str, Any]:
         """Without the bytes of weights: the speed of that memory cannot be measured from here."""
-        return {name: fact for name, fact in self._environment.items() if name not in ("placement", "bytes_per_pass")}
+        return {name: fact for name, fact in self._environment.items() if name not in OF_MEMORY}
 
 
 def race_in_fork(

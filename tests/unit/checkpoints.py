@@ -159,7 +159,8 @@ def full_preset(folder: Path) -> Preset:
     return preset_of(*folders, ngram_table=ngram_file(folder, len(tokenizer)), skip_layers=1, heads=files)
 
 
-ARCHITECTURES = {"gemma3_text": "gemma3"}  # as llama.cpp calls them, where transformers does not
+# as llama.cpp calls them, where transformers does not
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 
 
 def write_gguf(
@@ -225,8 +226,9 @@ def write_gguf(
     weights = {
         str(names.get_name(name, (".weight", ".bias"))): gguf_weight(name, weight, config)
         for name, weight in model.state_dict().items()
-        if not (name == "lm_head.weight" and config.tie_word_embeddings)
+        if not (name == "lm_head.weight" and config.tie_word_embeddings) and ".experts." not in name
     }
+    weights |= gguf_experts(model)
     for name, weight in {**weights, **(tensors or {})}.items():
         kind_stored = (stored_in or {}).get(name.split(".")[-2], "F32")
         if weight is not None and kind_stored != "F32":
@@ -258,6 +260,19 @@ def blocks_of(weight: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
 def merges_of(core: Tokenizer) -> list[tuple[str, str]]:
     """The merges of a BPE tokenizer, first things first."""
     return [tuple(pair) for pair in json.loads(core.to_str())["model"]["merges"]]
+
+
+def gguf_experts(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of experts, [experts, outer, inner] each; transformers joins gates and the others."""
+    found = dict[str, torch.Tensor]()
+    for name, weight in model.state_dict().items():
+        block = f"blk.{name.split('.')[2]}" if ".experts." in name else ""
+        if name.endswith("gate_up_proj"):
+            halves = zip(("gate", "up"), weight.chunk(2, 1), strict=True)
+            found |= {f"{block}.ffn_{part}_exps.weight": half for part, half in halves}
+        elif block:
+            found[f"{block}.ffn_down_exps.weight"] = weight
+    return found
 
 
 def gguf_weight(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:

@@ -41,6 +41,7 @@ TWO_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 PARTLY = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
@@ -66,6 +67,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("glm", {"rope_parameters": PARTLY}),
     "glm4": ("glm4", {"rope_parameters": PARTLY, "attention_bias": True}),
+    "mixtral": ("mixtral", {**EXPERTS, "sliding_window": None}),
+    "mixtral with a window": ("mixtral", {**EXPERTS, "sliding_window": 5}),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "attention_bias": True}),
+    "qwen3_moe with dense layers": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [0], "decoder_sparse_step": 2}),
 }
 HOW_IT_WORKS = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 CHAIN, TREE = [7, 8, 9, 10, 11, 12, 13], [-1, 0, 0, 1, 3, 2, 4]

@@ -230,9 +230,9 @@ def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dt
             rope=0,
             out=step(layer.out),
             mlp_norm=step(layer.mlp_norm),
-            up=step(layer.gate_up),
+            up=(step(layer.gate_up),),
             activate=swiglu,
-            down=step(layer.down),
+            down=(step(layer.down),),
             window=window,
         )
         for layer, window in zip(head.decoder_layers(), shape.windows, strict=False)

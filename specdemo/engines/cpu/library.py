@@ -51,8 +51,10 @@ class Linear(Structure):
 class Layer(Structure):
     _fields_ = [
         *((f"{name}_norm", Norm) for name in ("second_input", "attention", "q", "k", "out", "mlp", "down")),
-        *((name, Linear) for name in ("qkv", "out", "up", "down")),
-        *((name, c_long) for name in ("window", "rope")),
+        *((name, Linear) for name in ("qkv", "out", "router")),
+        *((name, POINTER(Linear)) for name in ("up", "down")),
+        *((name, c_long) for name in ("window", "rope", "used")),
+        ("normed", c_int),
     ]
 
 

@@ -42,9 +42,13 @@ typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, o
 typedef struct {
     /* without a weight where there is no such norm; out_norm and down_norm are of what is added to the residual stream */
     Norm second_input_norm, attention_norm, q_norm, k_norm, out_norm, mlp_norm, down_norm;
-    Linear qkv, out, up, down; /* the parts of qkv are heads; up has one, or two with a gate, which comes first */
+    Linear qkv, out; /* the parts of qkv are heads */
+    Linear router;   /* has an output for each expert, if there are any */
+    const Linear *up, *down; /* of the MLP or of each expert; up has one part, or two with a gate, which comes first */
     long window; /* how many tokens a token sees, or all if that is 0 */
     long rope;   /* which of the rotations of the cache, or -1 for none */
+    long used;   /* experts of a row; 0 if there is one MLP for all rows */
+    int normed;  /* whether the weights of a row's experts are divided by their sum */
 } Layer;
 /* `scale` multiplies scores, and `cap` limits them, or does not if it is 0: cap * tanh(score / cap). `residual` multiplies
    what is added to the residual stream. With `all_heads` the norms of queries and of keys are of all heads of a token. If a
@@ -139,15 +143,17 @@ static void norm_rows(const Norm *n, const float *x, long count, long size, act_
             for (long i = 0; i < size; i++) out[row * stride + i] = to_act(x[row * size + i]);
 }
 
-/* x += the rows of `added` [count, size], normed and scaled. Each thread gets the rows that `norm_rows` gives it. */
+/* x += a row, normed and scaled. */
+INLINE void add_row(const Norm *n, float *added, float scale, long size, float *x) {
+    if (n->weight) norm_row(n, added, size, added, WRITE);
+#pragma omp simd
+    for (long i = 0; i < size; i++) x[i] += scale * added[i];
+}
+
+/* The same for the rows of `added` [count, size]. Each thread gets the rows that `norm_rows` gives it. */
 static void add_rows(const Norm *n, float *added, float scale, long count, long size, float *x) {
 #pragma omp for schedule(static) nowait
-    for (long row = 0; row < count; row++) {
-        float *one = added + row * size;
-        if (n->weight) norm_row(n, one, size, one, WRITE);
-#pragma omp simd
-        for (long i = 0; i < size; i++) x[row * size + i] += scale * one[i];
-    }
+    for (long row = 0; row < count; row++) add_row(n, added + row * size, scale, size, x + row * size);
 }
 
 /* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into a slot of the cache.
@@ -308,8 +314,20 @@ static void attend(const Model *m, int index, const Row *rows, const act_t *q, l
             }
 }
 
-/* out [count, outer] = f(gate) * up, the two products of x, or f(up) of a single product, where f is silu, or with `gelu`
-   gelu in its tanh approximation. gates [count, outer]; `scratch` [count, COLUMNS] belongs to this thread. */
+/* out = f(gate) * up, or f(up) if it is not `gated`, where f is silu, or with `gelu` gelu in its tanh approximation. up
+   [count, COLUMNS] has `there` columns; rows of gate and out are `stride` apart. */
+INLINE void put_activated(const int gelu, const int gated, const float *up, const float *gate, long count, long there,
+                          act_t *out, long stride) {
+    for (long row = 0; row < count; row++, up += COLUMNS, gate += stride, out += stride)
+#pragma omp simd
+        for (long c = 0; c < there; c++) {
+            const float a = gated ? gate[c] : up[c], slope = gelu ? 1.5957691216f * (a + 0.044715f * a * a * a) : a;
+            out[c] = to_act(a * sigmoid(slope) * (gated ? up[c] : 1.0f));
+        }
+}
+
+/* out [count, outer] = what `put_activated` makes of the product of x, or of the two products. gates [count, outer];
+   `scratch` [count, COLUMNS] belongs to this thread. */
 static void activate(const Linear *p, int gelu, const Inputs *x, long count, float *gates, float *scratch, act_t *out) {
     const int gated = p->parts > 1;
     if (gated) /* A thread gets the same columns in both loops. A single loop would jump to and fro in memory. */
@@ -319,14 +337,7 @@ static void activate(const Linear *p, int gelu, const Inputs *x, long count, flo
 #pragma omp for schedule(static) nowait
     for (long column = 0; column < p->outer; column += COLUMNS) {
         multiply_block(p, p->parts - 1, column, x, count, scratch, COLUMNS, WRITE);
-        for (long row = 0; row < count; row++) {
-            const float *up = scratch + row * COLUMNS, *gate = gates + row * p->outer + column;
-#pragma omp simd
-            for (long c = 0; c < min(COLUMNS, p->outer - column); c++) {
-                const float a = gated ? gate[c] : up[c], slope = gelu ? 1.5957691216f * (a + 0.044715f * a * a * a) : a;
-                out[row * p->outer + column + c] = to_act(a * sigmoid(slope) * (gated ? up[c] : 1.0f));
-            }
-        }
+        put_activated(gelu, gated, scratch, gates + column, count, min(COLUMNS, p->outer - column), out + column, p->outer);
     }
 }
 
@@ -340,6 +351,8 @@ static void add_product(const Model *m, const Norm *n, const Linear *p, const In
     multiply(p, inputs, count, sums, WRITE), barrier(b);
     add_rows(n, sums, m->residual, count, p->outer, x);
 }
+
+#include "experts.h"
 
 /* The input of a layer's queries, keys and values: the second input, if there is one, and x, both normed. */
 static void norm_inputs(const Layer *layer, const float *second_input, const float *x, long count, long hidden,
@@ -360,28 +373,36 @@ static void copy_rows(const float *x, long count, long hidden, float *out) {
    Returns 0 if there is no memory left, else 1. */
 int run_layers(const Model *m, int depth, float *const *outputs, float *x, const float *second_input,
                const Sequence *sequences, long several, int kv_only, int threads) {
-    const Layer *one = m->layers; /* all have the same shapes */
-    long count = 0, stride = 0;
+    const Layer *one = m->layers; /* attention has the same shape in all */
+    const long hidden = m->hidden, queries = m->heads * m->width;
+    long count = 0, stride = 0, inner = 0, used = 0, experts = 0; /* inner: of all experts of a token */
     for (const Sequence *s = sequences; s < sequences + several; s++)
         count += s->count, stride = max(stride, s->cache->capacity);
-    const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
-    const long floats = max(max(inner, hidden), one->qkv.parts * m->width); /* of a token: gates, all heads, or sums */
+    for (const Layer *l = m->layers; l < m->layers + depth; l++) {
+        inner = max(inner, l->down->inner * max(l->used, 1)), used = max(used, l->used);
+        experts = max(experts, l->used ? l->router.outer : 0);
+    }
+    const long slots = used * hidden; /* numbers of the inputs of a token's experts, and of their outputs */
+    /* Of a token: gates, all heads, or sums. */
+    const long floats = max(max(max(inner, hidden), slots), one->qkv.parts * m->width);
     const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
     const long per_thread = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
-    const long longest = max(max(one->qkv.inner, queries), inner), groups = longest / GROUP;
+    const long longest = max(max(max(one->qkv.inner, queries), inner), slots), groups = longest / GROUP;
     const long per_token = sizeof(Row) + (floats + 2 * groups) * sizeof(float) + longest * sizeof(int16_t) +
-                           (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
-    char *buffers = malloc(threads * per_thread + count * per_token);
+                           (one->qkv.inner + 2 * queries + inner + slots) * sizeof(act_t);
+    const long of_routing = routing_size(count, experts, used);
+    char *buffers = malloc(threads * per_thread + of_routing + sizeof(Row) + count * per_token);
     if (!buffers) return 0;
-    Row *rows = (Row *)(buffers + threads * per_thread), *next = rows;
+    const Routing routing = routing_in(buffers + threads * per_thread, count, experts, used);
+    Row *rows = (Row *)(buffers + round_up(threads * per_thread + of_routing, sizeof(Row))), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
         for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
     float *all = (float *)next, *scales = all + count * floats, *sums = scales + count * groups;
     act_t *normed = (act_t *)(sums + count * groups), *q = normed + count * one->qkv.inner;
-    act_t *attended = q + count * queries, *activated = attended + count * queries;
-    int16_t *codes = (int16_t *)(activated + count * inner);
+    act_t *attended = q + count * queries, *activated = attended + count * queries, *sorted = activated + count * inner;
+    int16_t *codes = (int16_t *)(sorted + count * slots);
     const Inputs of_normed = {normed, codes, scales, sums}, of_attended = {attended, codes, scales, sums};
-    const Inputs of_activated = {activated, codes, scales, sums};
+    const Inputs of_activated = {activated, codes, scales, sums}, of_slots = {sorted, codes, scales, sums};
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
     {
@@ -395,10 +416,15 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
             if (kv_only) continue;
             attend(m, index, rows, q, count, stride, scores, exps, attended), complete(&layer->out, &of_attended, count, &b);
             add_product(m, &layer->out_norm, &layer->out, &of_attended, count, all, x, &b);
-            norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden), complete(&layer->up, &of_normed, count, &b);
-            activate(&layer->up, m->gelu, &of_normed, count, all, scratch, activated);
-            complete(&layer->down, &of_activated, count, &b);
-            add_product(m, &layer->down_norm, &layer->down, &of_activated, count, all, x, &b);
+            norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden);
+            complete(layer->used ? &layer->router : layer->up, &of_normed, count, &b);
+            if (layer->used)
+                add_experts(m, layer, &of_normed, count, &routing, &of_slots, &of_activated, all, scratch, x, &b);
+            else {
+                activate(layer->up, m->gelu, &of_normed, count, all, scratch, activated);
+                complete(layer->down, &of_activated, count, &b);
+                add_product(m, &layer->down_norm, layer->down, &of_activated, count, all, x, &b);
+            }
             if (outputs[index]) copy_rows(x, count, hidden, outputs[index]);
         }
     }

@@ -207,8 +207,8 @@ class CapturedPasses:
             q = ops.write_kv(qkv, layer.head_norms, rotation, keys, values, rows)
             x = ops.product(layer.out, ops.attend(q, keys, values, rows), plus=x)
             gated = layer.activate is swiglu
-            inner = ops.product(layer.up, x, norm=layer.mlp_norm, gated=gated)
-            x = ops.product(layer.down, inner if gated else layer.activate(inner), plus=x)
+            inner = ops.product(layer.up[0], x, norm=layer.mlp_norm, gated=gated)
+            x = ops.product(layer.down[0], inner if gated else layer.activate(inner), plus=x)
             outputs.append(x)
         return ops.product(model.head, x, norm=model.norm), outputs
 

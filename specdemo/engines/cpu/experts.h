@@ -1,0 +1,124 @@
+/* The experts of a layer: several MLPs, of which a router chooses `used` for each row (Shazeer et al., arXiv 1701.06538).
+
+   A slot is a row in the input of one of its experts. Slots are in the order of the experts, so that the rows of an expert
+   follow each other: its weights are read once for all of them, and those of experts that no row chose are not read. A
+   row adds up the outputs of its own experts from the likeliest on, so its bits do not depend on other rows. */
+
+/* What the router chose for the rows of a pass. */
+typedef struct {
+    float *scores;  /* [count, experts]: of the router, then the probabilities; -1 where one is taken */
+    float *weights; /* [count, used]: of a row's experts, the likeliest first */
+    int *chosen;    /* [count, used]: these experts */
+    int *slots;     /* [count, used]: their slots */
+    int *rows;      /* [count * used]: the row of a slot */
+    int *next;      /* [experts] */
+    int *named;     /* [experts]: those that some row chose, in rising order, */
+    int *firsts;    /* [experts + 1]: their first slots, then the number of slots, */
+    int *several;   /* and how many they are */
+} Routing;
+
+/* Bytes of a `Routing` for a pass. */
+static long routing_size(long count, long experts, long used) {
+    return count * (experts + used) * sizeof(float) + (3 * count * used + 3 * experts + 2) * sizeof(int);
+}
+
+/* A `Routing` in that many bytes. */
+static Routing routing_in(void *bytes, long count, long experts, long used) {
+    float *scores = bytes, *weights = scores + count * experts;
+    int *chosen = (int *)(weights + count * used), *slots = chosen + count * used, *rows = slots + count * used;
+    int *next = rows + count * used, *named = next + experts, *firsts = named + experts;
+    return (Routing){scores, weights, chosen, slots, rows, next, named, firsts, firsts + experts + 1};
+}
+
+/* The experts of a row, and their weights: the largest probabilities, of equal ones the first. With `normed` they are
+   divided by their sum. */
+static void choose(float *scores, long experts, long used, int normed, float *weights, int *chosen) {
+    float largest = scores[0], sum = 0, total = 0;
+    for (long e = 1; e < experts; e++) largest = scores[e] > largest ? scores[e] : largest;
+    for (long e = 0; e < experts; e++) sum += scores[e] = exponential(scores[e] - largest);
+    for (long e = 0; e < experts; e++) scores[e] /= sum;
+    for (long i = 0; i < used; i++) {
+        int best = -1; /* never stays: no expert is taken twice, even if no score is a number */
+        for (int e = 0; e < experts; e++)
+            if (scores[e] != -1.0f && (best < 0 || scores[e] > scores[best])) best = e;
+        total += weights[i] = scores[best];
+        chosen[i] = best, scores[best] = -1.0f;
+    }
+    for (long i = 0; i < used && normed; i++) weights[i] /= total;
+}
+
+/* Give the rows their slots. */
+static void give_slots(const Routing *r, long count, long experts, long used) {
+    int slot = 0, several = 0;
+    memset(r->next, 0, experts * sizeof(int));
+    for (long i = 0; i < count * used; i++) r->next[r->chosen[i]]++;
+    for (int e = 0; e < experts; e++) {
+        const int rows = r->next[e];
+        if (rows) r->named[several] = e, r->firsts[several++] = slot;
+        r->next[e] = slot, slot += rows;
+    }
+    r->firsts[several] = slot, *r->several = several;
+    for (long i = 0; i < count * used; i++) r->slots[i] = r->next[r->chosen[i]]++, r->rows[r->slots[i]] = i / used;
+}
+
+/* The inputs from a row on. */
+INLINE Inputs from_row(const Inputs *in, long row, long inner) {
+    const long groups = inner / GROUP;
+    return (Inputs){in->x + row * inner, in->codes + row * inner, in->scales + row * groups, in->sums + row * groups};
+}
+
+/* x [count, hidden] += the experts of the normed inputs. `of_slots` and `of_activated` are room for the inputs of the
+   experts' two products, `gates` for [slots, larger of the outputs of both]; `scratch` [count, COLUMNS] is this thread's. */
+static void add_experts(const Model *m, const Layer *layer, const Inputs *normed, long count, const Routing *r,
+                        const Inputs *of_slots, const Inputs *of_activated, float *gates, float *scratch, float *x,
+                        Barrier *b) {
+    const long experts = layer->router.outer, used = layer->used, hidden = m->hidden, inner = layer->down->inner;
+    multiply(&layer->router, normed, count, r->scores, WRITE), barrier(b);
+#pragma omp for schedule(static) nowait
+    for (long row = 0; row < count; row++)
+        choose(r->scores + row * experts, experts, used, layer->normed, r->weights + row * used, r->chosen + row * used);
+    barrier(b);
+    if (!omp_get_thread_num()) give_slots(r, count, experts, used);
+    barrier(b);
+#pragma omp for schedule(static) nowait
+    for (long slot = 0; slot < count * used; slot++)
+        memcpy((act_t *)of_slots->x + slot * hidden, normed->x + r->rows[slot] * hidden, hidden * sizeof(act_t));
+    complete(layer->up, of_slots, count * used, b);
+    for (int part = 0; part < 2; part++) /* the gates of all experts, then the rest, as in `activate` */
+#pragma omp for schedule(static) collapse(2) nowait
+        for (int i = 0; i < *r->several; i++)
+            for (long column = 0; column < inner; column += COLUMNS) {
+                const long first = r->firsts[i], rows = r->firsts[i + 1] - first, there = min(COLUMNS, inner - column);
+                const Inputs in = from_row(of_slots, first, hidden);
+                float *gate = gates + first * inner + column;
+                multiply_block(layer->up + r->named[i], part, column, &in, rows, part ? scratch : gate,
+                               part ? COLUMNS : inner, WRITE);
+                if (part)
+                    put_activated(m->gelu, 1, scratch, gate, rows, there,
+                                  (act_t *)of_activated->x + first * inner + column, inner);
+            }
+    complete(layer->down, of_activated, count * used, b);
+    float *outputs = gates;
+#pragma omp for schedule(static) collapse(2) nowait
+    for (int i = 0; i < *r->several; i++)
+        for (long column = 0; column < hidden; column += COLUMNS) {
+            const long first = r->firsts[i];
+            const Inputs in = from_row(of_activated, first, inner);
+            multiply_block(layer->down + r->named[i], 0, column, &in, r->firsts[i + 1] - first,
+                           outputs + first * hidden + column, hidden, WRITE);
+        }
+    barrier(b);
+#pragma omp for schedule(static) nowait
+    for (long row = 0; row < count; row++) { /* as `norm_rows` divides them */
+        const int *slots = r->slots + row * used;
+        const float *weights = r->weights + row * used;
+        float *sum = outputs + slots[0] * hidden;
+        for (long i = 0; i < hidden; i++) sum[i] *= weights[0];
+        for (long expert = 1; expert < used; expert++) {
+            const float *output = outputs + slots[expert] * hidden;
+#pragma omp simd
+            for (long i = 0; i < hidden; i++) sum[i] += weights[expert] * output[i];
+        }
+        add_row(&layer->down_norm, sum, m->residual, hidden, x + row * hidden);
+    }
+}

@@ -1,0 +1,255 @@
+"""Mixtures of experts: rows that share experts, what is read of them, their files and the text of their models.
+
+`test_families` compares their logits with transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from specdemo.drafters.heads.files import save_head
+from specdemo.engines.cpu.library import library_for
+from specdemo.engines.families import mixture
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.native import NativeRunner, can_run
+from specdemo.engines.quantized import widened
+from specdemo.engines.runner import Pass, read_together
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.report import report_on
+from specdemo.models.sources import Gguf
+from specdemo.models.weights import StoredWeights
+from specdemo.racing.figures import bytes_of, experts_read
+from specdemo.racing.race import start
+from specdemo.racing.stats import Stats
+from specdemo.racing.verdict import judge_lane
+
+from .checkpoints import preset_of, rounded, save, write_gguf
+from .toys import MODEL_VOCAB, ids_of, native_runner, texts_drafted_and_not, untrained_heads
+
+SIZES: dict[str, Any] = {
+    **{"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256},
+    **{"num_experts": 5, "num_experts_per_tok": 2, "initializer_range": 0.2},
+}
+DENSE = {"mlp_only_layers": [0], "norm_topk_prob": True}  # Qwen's first layer has no experts
+KINDS = {"mixtral": {}, "qwen3_moe": DENSE}
+LIBRARIES = library_for(torch.float32), library_for(torch.bfloat16, quantized=True)  # of this machine's own cache
+needs_native = pytest.mark.skipif(None in LIBRARIES, reason="no gcc, or a CPU without AVX2")
+
+
+def made(kind: str, vocab: int = MODEL_VOCAB, **more: Any) -> PreTrainedModel:
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": vocab}
+    torch.manual_seed(4)
+    config = AutoConfig.for_model(kind, **{**SIZES, **KINDS[kind], **ids, **more})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@needs_native
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_whatever_rows_share_its_experts(kind: str, weights_dtype: torch.dtype) -> None:
+    """In passes of 1 to 9 rows and of more, by any number of threads, and beside other texts."""
+    runner, ids = native_runner(made(kind), 128, weights_dtype), [(7 * i + i * i) % MODEL_VOCAB for i in range(45)]
+    runner.prefill(ids[:1])
+    alone = torch.cat([runner.forward([token]) for token in ids[1:]])
+    for rows in (2, 3, 4, 5, 6, 7, 8, 9, 44):
+        runner.rollback(1)
+        passes = [runner.forward(ids[begin : begin + rows]) for begin in range(1, len(ids), rows)]
+        assert torch.equal(torch.cat(passes), alone), rows
+    runner.rollback(1)
+    others = [NativeRunner(runner.together, 128) for _ in range(2)]
+    for other in others:
+        other.prefill(ids[20:24])
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    first, *_, last = read_together([Pass(one, ids[1:6]) for one in (others[0], runner, others[1])])
+    torch.set_num_threads(before)
+    assert torch.equal(first, last)
+    assert runner.length == 6
+    runner.rollback(1)
+    assert torch.equal(runner.forward(ids[1:6]), alone[:5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_in_bfloat16_torchs_rows_are_the_same_bits_up_to_nine(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdemo.engines.linear.library_for", lambda dtype: None)
+    runner = FusedRunner(FusedModel.of(made(kind).bfloat16()), 64)
+    if not runner.exact_rows:
+        pytest.skip("nothing is packed on this CPU")
+    ids = [(5 * i + 3) % MODEL_VOCAB for i in range(28)]
+    passes = []
+    for rows in (1, 3, 9):
+        runner.prefill(ids[:1])
+        passes.append(torch.cat([runner.forward(ids[begin : begin + rows]) for begin in range(1, len(ids), rows)]))
+    assert all(torch.equal(logits, passes[0]) for logits in passes)
+
+
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "fused"])
+@torch.inference_mode()
+def test_experts_that_no_row_chose_are_not_read(engine: str) -> None:
+    """Their weights are no numbers."""
+    model = made("mixtral", num_hidden_layers=1)
+    chosen = list[torch.Tensor]()
+    mlp = model.model.layers[0].mlp
+    hook = mlp.gate.register_forward_hook(lambda _module, _inputs, outputs: chosen.append(outputs[2]))
+    wanted = model(torch.tensor([[3, 9]])).logits[0]
+    hook.remove()
+    others = set(range(5)) - set(chosen[0].flatten().tolist())
+    assert others, "all experts are chosen"
+    for expert in others:
+        mlp.experts.gate_up_proj[expert] = mlp.experts.down_proj[expert] = torch.nan
+    runner = native_runner(model, 8) if engine == "native" else FusedRunner(FusedModel.of(model), 8)
+    got = torch.cat([runner.prefill([3]), runner.forward([9])])
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@needs_native
+@torch.inference_mode()
+def test_the_first_of_equally_likely_experts_are_chosen_and_none_twice() -> None:
+    """Not where the scores are no numbers either: then the text is none, but nothing is read beyond the buffers."""
+    model = made("qwen3_moe", num_hidden_layers=1, mlp_only_layers=[])
+    layer = model.model.layers[0].mlp
+    layer.gate.weight.zero_()
+    layer.experts.down_proj[2:] = torch.nan
+    runner = native_runner(model, 16)
+    assert runner.prefill([3, 9, 4]).isfinite().all()
+    layer.gate.weight.fill_(torch.nan)
+    wrong = native_runner(model, 80).prefill(list(range(1, 60)))
+    assert wrong.isnan().all()
+
+
+@needs_native
+def test_layers_with_odd_experts_run_by_torch() -> None:
+    model = native_runner(made("mixtral"), 8).model
+    first, (up, *_) = model.layers[0], model.layers[0].up
+    assert first.router is not None
+    more = replace(first, router=replace(first.router, used=6))  # than there are
+    for odd in (more, replace(first, up=first.down), replace(first, up=(up, first.down[0], *first.up[2:]))):
+        assert not can_run([odd], model.head, model.width)
+    assert can_run([first], model.head, model.width)
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_with_a_tensor_for_each_matrix_are_read(kind: str, tmp_path: Path) -> None:
+    model, cpu = made(kind), torch.device("cpu")
+    model.save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    published = load_file(file)
+    some = [name for name in published if ".experts.3." in name]
+    assert len(some) == 3 * len([layer for layer in range(2) if mixture(model.config, layer)])
+    parts = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]  # an expert may be in another file
+    save_file({name: published[name] for name in some}, parts[0])
+    save_file({name: weight for name, weight in published.items() if name not in some}, parts[1])
+    for files in ([file], parts):
+        stored = StoredWeights.of(files, model.config, torch.float32, cpu)
+        assert stored is not None
+        assert all(torch.equal(widened(stored[name]), weight) for name, weight in model.named_parameters())
+        assert stored.nbytes == 4 * sum(weight.numel() for weight in model.parameters())
+    for wrong in ({}, {some[0]: torch.zeros(3, 3)}):
+        save_file({name: published[name] for name in some[1:]} | wrong, parts[0])
+        assert StoredWeights.of(parts, model.config, torch.float32, cpu) is None
+
+
+@needs_native
+@pytest.mark.parametrize("up", ["Q8_0", "Q4_0"])
+@torch.inference_mode()
+def test_experts_of_a_gguf_file_stay_as_they_are(
+    up: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or become bfloat16 if gates have another type than what they are multiplied with."""
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    sizes = {"moe_intermediate_size": 64, "mlp_only_layers": [], "norm_topk_prob": True}
+    model, fields = made("qwen3_moe", len(tokenizer), **sizes), {"expert_count": 5, "expert_used_count": 2}
+    fields["expert_feed_forward_length"] = 64
+    stored_in = {"ffn_gate_exps": "Q4_0", "ffn_up_exps": up, "ffn_down_exps": "Q8_0", "attn_q": "Q8_0"}
+    write_gguf(tmp_path / "tiny.gguf", model, header=fields, tokenizer=tokenizer, stored_in=stored_in)
+    preset = preset_of(Gguf(str(tmp_path / "tiny.gguf")))
+    (told,) = report_on(preset, "stored", "cpu").models
+    loaded = load(preset, "stored", "cpu")
+    assert (told.engine, told.exact) == (loaded.engine, True) == ("native", True)
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    wanted = loaded.model.float()(torch.tensor([prompt])).logits[0, -1:]
+    got = loaded.target_runner(64).prefill(prompt)
+    numbers = load(preset, "float32", "cpu")
+    exact = numbers.target_runner(64).prefill(prompt)
+    lost = 2e-2 if loaded.dtype == torch.bfloat16 else 1e-3
+    assert (got - wanted).abs().max() < lost * wanted.abs().max()
+    assert (got - exact).abs().max() < 2e-2 * wanted.abs().max()
+    experts = model.config.num_hidden_layers * 5 * 3 * 64 * 64
+    assert loaded.environment()["experts"]["bytes"] > experts / 2
+    for one in (loaded, numbers):
+        one.release()
+
+
+# Texts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["mixtral", "qwen3_moe", "int8"])
+def loaded(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[Loaded]:
+    """With untrained heads."""
+    kind, dtype = ("qwen3_moe", "int8") if request.param == "int8" else (request.param, "float32")
+    heads = untrained_heads(len(tokenizer), 64, layers=2, heads=4, draft_vocab=len(tokenizer) - 20)
+    files = {name: tmp_path / f"{name}.safetensors" for name in heads}
+    for name, head in heads.items():
+        save_head(head, files[name], {})
+    folder = save(rounded(made(kind, len(tokenizer))), tokenizer, tmp_path / "model")
+    ready = load(preset_of(folder, heads=files, skip_layers=1), dtype, "cpu")
+    yield ready
+    ready.release()
+
+
+@needs_native
+def test_drafts_change_no_token(loaded: Loaded) -> None:
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    assert loaded.engine == "native"
+    for settings, alone in texts_drafted_and_not(loaded, prompt, 20):
+        for drafter, tree in (("eagle", False), ("eagle", True), ("block", False), ("layer-skip", False)):
+            drafted = list(start(loaded, drafter, prompt, replace(settings, tree=tree)))
+            assert ids_of(drafted) == alone, (drafter, tree)
+
+
+@needs_native
+@torch.inference_mode()
+def test_the_numbers_of_a_model_are_those_that_transformers_gets(loaded: Loaded) -> None:
+    """Of int8 weights too. Routers keep theirs: another expert would change all."""
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    wanted = loaded.model.float()(torch.tensor([prompt])).logits[0, -1:]
+    got = loaded.target_runner(64).prefill(prompt)
+    lost = 2e-2 if loaded.dtype == torch.bfloat16 else 1e-3
+    assert (got - wanted).abs().max() < lost * wanted.abs().max()
+
+
+# Bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_experts_of_a_pass_are_estimated_as_if_rows_chose_them_at_random() -> None:
+    assert experts_read(128, 8, 1) == pytest.approx(8)
+    generator, seen = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        seen += torch.rand(5, 128, generator=generator).topk(8).indices.unique().numel()
+    assert experts_read(128, 8, 5) == pytest.approx(seen / 400, rel=0.02)
+
+
+def test_a_pass_over_more_rows_reads_more_experts() -> None:
+    plain = Stats(tokens=40, rounds=40, drafted=0, seconds=40.0, verify_times=[1.0] * 40, round_times=[1.0] * 40)
+    lane = replace(plain, rounds=20, drafted=60)
+    environment = {"bytes_per_pass": 10 * 10**9, "experts": {"count": 8, "used": 2, "bytes": 32 * 10**9}}
+    assert bytes_of(plain, environment) == 10 * 10**9
+    distinct = 8 * (1 - 0.75**4)
+    assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9)
+    assert bytes_of(lane, {"bytes_per_pass": 7}) == bytes_of(lane, {"bytes_per_pass": 7, "experts": "8"}) == 7
+    told = dict(judge_lane(plain, lane, environment=environment).numbers)
+    assert told["weights read per pass, target alone"].startswith("10.000 GB")
+    assert told["weights read per pass, with the drafter"].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
