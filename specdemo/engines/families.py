@@ -66,6 +66,8 @@ FAMILIES = {
     "glm4": replace(_GLM, out_norm="post_self_attn_layernorm", down_norm="post_mlp_layernorm"),
     "mixtral": Family(expert_size="intermediate_size"),
     "qwen3_moe": Family(normed_heads="head", expert_size="moe_intermediate_size"),
+    "olmoe": Family(normed_heads="all", expert_size="intermediate_size"),
+    "flex_olmo": replace(_OLMO, expert_size="intermediate_size"),
 }
 ROUTER, EXPERTS_UP, EXPERTS_DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of a layer
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -154,6 +156,8 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
     if config.model_type not in FAMILIES or not {*layer_kinds(config)} <= {FULL, SLIDING}:
         return False
     if getattr(config, "use_bidirectional_attention", None) or activation(config) not in ACTIVATIONS:
+        return False
+    if getattr(config, "clip_qkv", None) is not None:  # of OLMoE
         return False
     if config.model_type == "gemma3_text" and config.attn_logit_softcapping:  # transformers does not apply it
         return False

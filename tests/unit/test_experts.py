@@ -40,8 +40,9 @@ SIZES: dict[str, Any] = {
     **{"num_experts": 5, "num_experts_per_tok": 2, "initializer_range": 0.2},
 }
 DENSE = {"mlp_only_layers": [0], "norm_topk_prob": True}  # Qwen's first layer has no experts
-KINDS = {"mixtral": {}, "qwen3_moe": DENSE}
-LIBRARIES = library_for(torch.float32), library_for(torch.bfloat16, quantized=True)  # of this machine's own cache
+KINDS = {"mixtral": {}, "qwen3_moe": DENSE, "flex_olmo": {}}
+# Of this machine's own cache.
+LIBRARIES = [*map(library_for, (torch.float32, torch.bfloat16)), library_for(torch.bfloat16, quantized=True)]
 needs_native = pytest.mark.skipif(None in LIBRARIES, reason="no gcc, or a CPU without AVX2")
 
 
@@ -196,7 +197,7 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
 # Texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["mixtral", "qwen3_moe", "int8"])
+@pytest.fixture(params=["mixtral", "qwen3_moe", "flex_olmo", "int8"])
 def loaded(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[Loaded]:
     """With untrained heads."""
     kind, dtype = ("qwen3_moe", "int8") if request.param == "int8" else (request.param, "float32")

@@ -70,6 +70,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**EXPERTS, "sliding_window": None}),
     "mixtral with a window": ("mixtral", {**EXPERTS, "sliding_window": 5}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "attention_bias": True}),
+    "olmoe": ("olmoe", {**EXPERTS, "head_dim": 24}),
+    "flex_olmo": ("flex_olmo", {**EXPERTS, "norm_topk_prob": True}),
     "qwen3_moe with dense layers": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [0], "decoder_sparse_step": 2}),
 }
 HOW_IT_WORKS = Path(__file__).parents[2] / "docs" / "how-it-works.md"

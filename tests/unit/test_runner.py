@@ -264,7 +264,7 @@ def test_the_first_layers_equal_a_truncated_model(make: Any, model: PreTrainedMo
 
 def weights_of(parts: Any) -> set[int]:
     """Where the weights of a fused model lie, whether packed or not."""
-    steps = [getattr(layer, name) for layer in parts.layers for name in ("qkv", "out", "up", "down", "mlp_norm")]
+    steps = [step for layer in parts.layers for step in (*layer.products, layer.mlp_norm)]
     held = [step.weight if isinstance(step, Norm) else step.multiply for step in (*steps, parts.head, parts.norm)]
     assert {type(step) for step in steps} == {Linear, Norm}
     return {*map(id, held), id(parts.embedding)}
