@@ -30,7 +30,8 @@ from ..engines.choose import ops_for
 from ..engines.families import head_width
 from ..engines.gpu.capture import Capture, CudaCapture
 from ..engines.gpu.graph import GraphRunner, Graphs
-from ..engines.layout import FusedModel, embeddings
+from ..engines.layout import FusedModel
+from ..engines.named_weights import embeddings
 from ..engines.rows import MOST_ROWS
 from ..system.hardware import compute_dtype
 from ..types import Settings

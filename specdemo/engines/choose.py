@@ -20,8 +20,9 @@ from .families import head_width, is_hybrid, knows, mixtures
 from .fused import FusedRunner, SharedPasses
 from .gpu.capture import Capture, CudaCapture
 from .gpu.graph import GraphRunner, Graphs
-from .layout import FusedModel, Weights
+from .layout import FusedModel
 from .linear import can_pack
+from .named_weights import Weights
 from .native import NativeRunner, native_model
 from .runner import Runner
 

@@ -5,8 +5,7 @@ One product computes queries, keys and values, and another gate and up. `linear.
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, compute_dtype
+from ..system.hardware import compute_dtype
 from .families import (
     EXPERTS_DOWN,
     EXPERTS_UP,
@@ -25,7 +24,6 @@ from .families import (
     ROUTER,
     Scales,
     activation,
-    final_norm_eps,
     has_ropes_by_kind,
     head_width,
     layer_kinds,
@@ -34,12 +32,11 @@ from .families import (
     windows,
 )
 from .linear import Linear, Norm, Step, gated_gelu, gelu, packs_on_one_core, swiglu, upcast
-from .quantized import GROUP, Weight, quantized, rows_of
+from .named_weights import StoredAs, Weights, embeddings, plain
+from .quantized import Weight, rows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-Weights = Mapping[str, Weight]  # by the names that transformers gives them
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
@@ -241,7 +238,7 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     order = _in_halves(width, 2 * len(ropes[0].frequencies), family.interleaved)
 
     def norm(name: str) -> Norm:
-        weight = _plain(weights, f"{name}.weight")
+        weight = plain(weights, f"{name}.weight")
         return Norm.of(1 + weight.detach().float() if family.above_one else upcast(weight), None, config.rms_norm_eps)
 
     def rearranged(index: int) -> Layer:
@@ -320,11 +317,11 @@ def _in_halves(width: int, turned: int, interleaved: bool) -> list[int] | None:
 
 def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     def norm(name: str) -> Norm:
-        weight, bias = (upcast(_plain(weights, f"{name}.{part}")) for part in ("weight", "bias"))
+        weight, bias = (upcast(plain(weights, f"{name}.{part}")) for part in ("weight", "bias"))
         return Norm.of(weight, bias, config.layer_norm_epsilon)
 
     def product(name: str, parts: int = 1) -> Linear:  # GPT-2 keeps its weights as [in, out]
-        weight, bias = (_plain(weights, f"{name}.{part}").detach() for part in ("weight", "bias"))
+        weight, bias = (plain(weights, f"{name}.{part}").detach() for part in ("weight", "bias"))
         return Linear.of(weight.T.contiguous(), upcast(bias), parts)
 
     def rearranged(index: int) -> Layer:
@@ -346,7 +343,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     return FusedModel(
         layers=layers,
         embedding=embedding,
-        positions=_plain(weights, "transformer.wpe.weight").detach(),
+        positions=plain(weights, "transformer.wpe.weight").detach(),
         ropes=(),
         norm=norm("transformer.ln_f"),
         head=head,
@@ -367,21 +364,6 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Weight) -> tuple[
         return tuple(threads.map(layer, range(count))), head.result()
 
 
-def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
-    """The weight [hidden] and the epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
-    eps, name = final_norm_eps(config), "model.norm.weight"
-    return None if eps is None or name not in weights else (_plain(weights, name).detach(), eps)
-
-
-def embeddings(weights: Weights) -> tuple[Weight, Weight]:
-    """The input and the output embeddings of a known model, [V, hidden] each; one object if they are tied."""
-    name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
-    both = weights[name], weights.get("lm_head.weight")
-    first, last = (one.detach() if isinstance(one, Tensor) else one for one in both)
-    assert first is not None
-    return first, first if last is None else last
-
-
 def _joint(
     weights: Weights, *names: str, parts: int = 1, ordered: int = 0, order: Sequence[int] | None = None
 ) -> Linear:
@@ -393,7 +375,7 @@ def _joint(
         order: of the outputs of each of the first `ordered` parts.
     """
     owns = [weights[f"{name}.weight"] for name in names]
-    biases = [upcast(_plain(weights, f"{name}.bias")) for name in names if f"{name}.bias" in weights]
+    biases = [upcast(plain(weights, f"{name}.bias")) for name in names if f"{name}.bias" in weights]
     bias, size = torch.cat(biases) if biases else None, sum(map(len, owns)) // parts
     if order is not None:
         rows = [part * size + (order[i] if part < ordered else i) for part in range(parts) for i in range(size)]
@@ -409,47 +391,10 @@ def _joint(
     weight = torch.cat(plain) if len(plain) > 1 else plain[0]
     if order is None and weight.device.type != "cpu":
         for name, joint in zip(names, weight.split([len(own) for own in owns]), strict=True):
-            _plain(weights, f"{name}.weight").data = joint
+            plain(weights, f"{name}.weight").data = joint
     return Linear.of(weight, bias, parts)
-
-
-def _plain(weights: Weights, name: str) -> Tensor:
-    """A weight that is never quantized."""
-    weight = weights[name]
-    assert isinstance(weight, Tensor)
-    return weight
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
     """x, kept between -cap and cap: cap * tanh(x / cap)."""
     return (x / cap).tanh() * cap
-
-
-class StoredAs(UserDict[str, Weight]):
-    """Weights that are converted to another number type when read, so that memory holds one type at a time."""
-
-    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        super().__init__(weights)
-        self.dtype = dtype
-
-    def __getitem__(self, name: str) -> Weight:
-        return stored_as(name, _plain(self.data, name), self.dtype)
-
-
-def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
-    """A weight in another number type.
-
-    Of a quantized type are matrices whose rows have whole groups, but for those of routers, which choose between whole
-    experts. The matrices of the experts of a layer, [experts, outer, inner], become one [experts * outer, inner].
-
-    Raises:
-        ValueError: a number is too large for float16. This is checked on a CPU only.
-    """
-    if dtype in QUANTIZED.values():
-        if dtype != AS_STORED and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
-            return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
-        dtype = UNQUANTIZED
-    stored = weight.to(dtype)
-    if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
-        raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")
-    return stored

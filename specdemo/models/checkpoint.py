@@ -23,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.families import is_hybrid, knows
-from ..engines.layout import embeddings, final_norm, stored_as
 from ..engines.modules import cache_argument
+from ..engines.named_weights import embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
 from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, compute_dtype
 from .errors import wrap_load_errors

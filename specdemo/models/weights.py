@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
 from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, FAMILIES, ROUTER, head_width, mixture
-from ..engines.layout import stored_as
+from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
 from .experts import JointExperts, joint_name

@@ -30,6 +30,7 @@ from specdemo.racing.figures import bytes_of, experts_read
 from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
 from specdemo.racing.verdict import judge_lane
+from specdemo.system.hardware import UNQUANTIZED
 
 from .checkpoints import preset_of, rounded, save, write_gguf
 from .toys import MODEL_VOCAB, ids_of, native_runner, texts_drafted_and_not, untrained_heads
@@ -167,9 +168,9 @@ def test_files_with_a_tensor_for_each_matrix_are_read(kind: str, tmp_path: Path)
 def test_experts_of_a_gguf_file_stay_as_they_are(
     up: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or become bfloat16 if gates have another type than what they are multiplied with."""
+    """Or become float16 if gates have another type than what they are multiplied with."""
     # Before there is another cache, for which they would be compiled again.
-    _ = [*map(library_for, (torch.float32, torch.bfloat16)), library_for(torch.bfloat16, quantized=True)]
+    _ = [*map(library_for, (torch.float32, UNQUANTIZED)), library_for(UNQUANTIZED, quantized=True)]
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
     sizes = {"moe_intermediate_size": 64, "mlp_only_layers": [], "norm_topk_prob": True}
     model, fields = made("qwen3_moe", len(tokenizer), **sizes), {"expert_count": 5, "expert_used_count": 2}
@@ -185,8 +186,7 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
     got = loaded.target_runner(64).prefill(prompt)
     numbers = load(preset, "float32", "cpu")
     exact = numbers.target_runner(64).prefill(prompt)
-    lost = 2e-2 if loaded.dtype == torch.bfloat16 else 1e-3
-    assert (got - wanted).abs().max() < lost * wanted.abs().max()
+    assert (got - wanted).abs().max() < 1e-3 * wanted.abs().max()
     assert (got - exact).abs().max() < 2e-2 * wanted.abs().max()
     experts = model.config.num_hidden_layers * 5 * 3 * 64 * 64
     assert loaded.environment()["experts"]["bytes"] > experts / 2
@@ -228,8 +228,7 @@ def test_the_numbers_of_a_model_are_those_that_transformers_gets(loaded: Loaded)
     prompt = loaded.encode("the cat sat on the mat", raw=True)
     wanted = loaded.model.float()(torch.tensor([prompt])).logits[0, -1:]
     got = loaded.target_runner(64).prefill(prompt)
-    lost = 2e-2 if loaded.dtype == torch.bfloat16 else 1e-3
-    assert (got - wanted).abs().max() < lost * wanted.abs().max()
+    assert (got - wanted).abs().max() < 1e-3 * wanted.abs().max()
 
 
 # Bytes ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""The weights of a model by the names that transformers gives them, as they are or converted to another number type."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED
+from .families import ROUTER, final_norm_eps
+from .quantized import GROUP, Weight, quantized
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Weights = Mapping[str, Weight]
+
+
+def plain(weights: Weights, name: str) -> Tensor:
+    """A weight that is never quantized."""
+    weight = weights[name]
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
+    """The weight [hidden] and the epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
+    eps, name = final_norm_eps(config), "model.norm.weight"
+    return None if eps is None or name not in weights else (plain(weights, name).detach(), eps)
+
+
+def embeddings(weights: Weights) -> tuple[Weight, Weight]:
+    """The input and the output embeddings of a known model, [V, hidden] each; one object if they are tied."""
+    name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
+    both = weights[name], weights.get("lm_head.weight")
+    first, last = (one.detach() if isinstance(one, Tensor) else one for one in both)
+    assert first is not None
+    return first, first if last is None else last
+
+
+class StoredAs(UserDict[str, Weight]):
+    """Weights that are converted to another number type when read, so that memory holds one type at a time."""
+
+    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        super().__init__(weights)
+        self.dtype = dtype
+
+    def __getitem__(self, name: str) -> Weight:
+        return stored_as(name, plain(self.data, name), self.dtype)
+
+
+def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
+    """A weight in another number type.
+
+    Of a quantized type are matrices whose rows have whole groups, but for those of routers, which choose between whole
+    experts. The matrices of the experts of a layer, [experts, outer, inner], become one [experts * outer, inner].
+
+    Raises:
+        ValueError: a number is too large for float16. This is checked on a CPU only.
+    """
+    if dtype in QUANTIZED.values():
+        if dtype != AS_STORED and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
+            return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
+        dtype = UNQUANTIZED
+    stored = weight.to(dtype)
+    if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
+        raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")
+    return stored
