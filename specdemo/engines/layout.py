@@ -385,10 +385,10 @@ def _joint(
             for own, start in zip(owns, starts, strict=True)
         ]
         bias = None if bias is None else bias[rows]
-    plain = [own.detach() for own in owns if isinstance(own, Tensor)]
-    if len(plain) < len(owns):
+    tensors = [own.detach() for own in owns if isinstance(own, Tensor)]
+    if len(tensors) < len(owns):
         return Linear.of(owns, bias, parts)
-    weight = torch.cat(plain) if len(plain) > 1 else plain[0]
+    weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     if order is None and weight.device.type != "cpu":
         for name, joint in zip(names, weight.split([len(own) for own in owns]), strict=True):
             plain(weights, f"{name}.weight").data = joint
