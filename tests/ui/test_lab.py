@@ -588,7 +588,8 @@ def test_drafters_that_a_preset_lacks_are_not_offered_and_the_reason_is_told(new
 # How it looks ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
 def test_every_view_fits_and_is_accessible(lab: Open, width: int) -> None:
     page, _ = lab("domains")
     for name, fold in (("domains", "Counts"), ("sweep", "All figures")):
