@@ -109,12 +109,13 @@ def fastest(verdicts: Mapping[str, LaneVerdict]) -> str:
 
 def in_short(verdicts: Mapping[str, LaneVerdict]) -> dict[str, Any]:
     """The verdict on the fastest lane in a few words, ready for JSON: a `headline`, the `advice` that its sentence ends
-    with, and as `chips` its three figures, each with a `name`, a `value` and a `sentence`. All are empty where that
-    lane has no figures."""
+    with, and as `chips` its three figures, each with a `name`, a `value` and a `sentence`. Where that lane has no
+    figures there is only a headline, or nothing if its sentence is as short."""
     name = fastest(verdicts) if verdicts else ""
     found = verdicts[name].figures if verdicts else None
     if found is None:
-        return {"headline": "", "advice": "", "chips": []}
+        short, _, details = lanes_verdict(verdicts).partition(": ") if verdicts else ("", "", "")
+        return {"headline": f"{short}." if details else "", "advice": "", "chips": []}
     words = {
         -1: f"Slower: {found.speed_up:.2f} times as fast as alone.",
         0: "No faster and no slower, within timing noise.",

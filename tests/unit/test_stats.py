@@ -8,7 +8,7 @@ import pytest
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.racing.stats import Stats, counts_by_place, speed_up
-from specdemo.racing.verdict import race_verdict
+from specdemo.racing.verdict import LaneVerdict, in_short, race_verdict
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
@@ -84,6 +84,13 @@ def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, s
     reading = f"Reading the prompt, which drafting does not speed up, took {low:.0%} to {high:.0%} of the time"
     assert f". {reading}: {whole:.2f}× overall." in words
     assert words.endswith("A short text says little.") == (plain < 15)
+
+
+def test_the_headline_of_a_lane_without_figures_is_the_beginning_of_its_sentence() -> None:
+    short = LaneVerdict(1.4, "1.40× as fast as the target alone: 2.0 tokens per target pass. A short text says little.")
+    assert in_short({"speculative": short})["headline"] == "1.40× as fast as the target alone."
+    nothing = LaneVerdict(None, "Nothing was drafted, so both lanes did the same work.")
+    assert in_short({"speculative": nothing})["headline"] == in_short({})["headline"] == ""
 
 
 def test_a_single_token_says_nothing_of_the_pace() -> None:
