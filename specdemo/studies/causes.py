@@ -61,7 +61,7 @@ class Causes(Study):
         Field("each", "Prompts of each kind", "whole", 2, 1, 2, help="Prompts of each kind of text."),
         Field("max_new_tokens", "Tokens per text", "whole", 64, 16, 512, help="The most tokens of each text."),
         Field(
-            "weights",
+            "other_weights",
             "Compare with weights in",
             "choice",
             "none",
@@ -108,9 +108,9 @@ class Causes(Study):
         if self._thinks():
             for name, on in (("off", False), ("on", True)):
                 yield Condition(THINKING, name, few, template={"enable_thinking": on})
-        if self.asked["weights"] != "none" and not self.asked.get("server"):
+        if self.asked["other_weights"] != "none" and not self.asked.get("server"):
             yield Condition(WEIGHTS, AS_LOADED, few)
-            yield Condition(WEIGHTS, self.asked["weights"], few, dtype=self.asked["weights"])
+            yield Condition(WEIGHTS, self.asked["other_weights"], few, dtype=self.asked["other_weights"])
 
     def _thinks(self) -> bool:
         """Whether the chat template can be told to think or not."""

@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_weights_of_another_type_are_compared_and_released(folder: Path) -> None:
     loaded = load(preset_of(folder), "float32", "cpu")
-    asked = {"drafter": "prompt-lookup", "k": 2, "each": 1, "max_new_tokens": 16, "weights": "int8"}
+    asked = {"drafter": "prompt-lookup", "k": 2, "each": 1, "max_new_tokens": 16, "other_weights": "int8"}
     study = Causes(loaded, asked)
     study.conditions = [condition for condition in study.conditions if condition.cause == WEIGHTS]
     for _ in study.run():

@@ -19,6 +19,8 @@ WIDTH = 100  # columns
 
 def helps(command: Any, name: str, above: Any = None) -> Iterator[str]:
     """The help of a command and of those below it."""
+    names = [name for option in command.params for name in (*option.opts, *option.secondary_opts)]
+    assert len(names) == len(set(names)), f"{name} has two options of the same name"
     for option in command.params:
         if (
             isinstance(option.default, Path) and option.default.is_absolute()
