@@ -147,7 +147,7 @@ class Doctor:
             ("longer prompts", self._longer),
         )
         if not self.with_drafts.at_once:
-            self.left_out.append("Several requests at once were not measured: this engine runs one text at a time.")
+            self.left_out.append("Several requests at once were not measured: `lab batch` does that.")
         self._at = "the warm-up"
         try:
             self._pair(self.prompts[0].prompt, replace(self.plan.settings, max_new_tokens=WARM_UP_TOKENS))

@@ -286,7 +286,7 @@ def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
     found = Diagnosis(study)
     assert len(found.samples) == 8
     assert found.texts["same"] == 8
-    assert found.left_out == ["Several requests at once were not measured: this engine runs one text at a time."]
+    assert found.left_out == ["Several requests at once were not measured: `lab batch` does that."]
     assert sum(row["accepted"] for row in found.positions) == sum(s.with_drafts.stats.accepted for s in study.samples)
     assert None not in (found.round["draft_ms"], found.round["verify_ms"], found.round["other_ms"])
 
