@@ -222,15 +222,17 @@ def name_servers(page: Page, server: str, key: str = "", baseline: str = "") -> 
 
 
 def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair) -> None:
-    page = visit()
+    page = visit(before=SHIFTS)
     page.fill("#prompt textarea", "Hi")
     expect(page.locator("#raced")).not_to_be_attached()
     name_servers(page, drafting[1], KEY, plain[1])
     expect(page.locator("#run")).to_be_focused()
     expect(page.get_by_label("Your server")).to_be_checked()
+    page.evaluate("window.shifts = []")
     page.keyboard.press("Enter")
     page.locator(".sd-arena[data-state=ended]").wait_for()
     assert serious(page) == []
+    assert page.evaluate("window.shifts") == []
     expect(page.locator("#race .sd-lanes")).to_be_in_viewport()
     for lane in (PLAIN, SPECULATIVE):
         written = [text for text, code in tokens_shown(page, lane) if code not in ("x", "u")]
