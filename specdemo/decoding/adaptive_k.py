@@ -91,7 +91,7 @@ class DraftLengthController:
             if stats.plan is None or stats.plan.readers != readers:
                 stats.plan = best_length(costs, stats, source, tree, readers)
             plans.append(stats.plan)
-        alone = costs.shares(readers)[1]
+        alone = costs.passes[readers] / readers
         rate = max(1 / alone, max(plans).rate)
         reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
         saved = most * (alone - 1 / rate)  # if the rest of the text goes on at this rate
