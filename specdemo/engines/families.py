@@ -121,12 +121,18 @@ class Mixture:
     normed: bool
 
 
+def expert_count(config: PreTrainedConfig) -> int:
+    """How many experts its layers have, if any of them has some; else 0."""
+    names = "num_experts", "num_local_experts", "n_routed_experts"
+    return next((count for name in names if (count := getattr(config, name, None))), 0)
+
+
 def mixture(config: PreTrainedConfig, layer: int) -> Mixture | None:
     """The experts of a layer of a model that `knows` accepts; None if it has a single MLP."""
     family = FAMILIES.get(config.model_type)
     if family is None or family.expert_size is None or layer in getattr(config, "mlp_only_layers", ()):
         return None
-    count = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(config, name, None))), 0)
+    count = expert_count(config)
     if (layer + 1) % getattr(config, "decoder_sparse_step", 1) or not count:
         return None
     normed = bool(getattr(config, "norm_topk_prob", True))

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from ..engines.choose import SHARE
-from ..engines.families import attending_layers, head_width, is_hybrid, key_heads, knows
+from ..engines.families import attending_layers, expert_count, head_width, is_hybrid, key_heads, knows
 from ..engines.modules import cache_argument
 from ..system.hardware import free_memory
 from ..types import BadInput
@@ -22,7 +22,6 @@ from .weights import bits_of, shapes
 # An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
 # and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
 TOKENS, WORK_SPACE = 4096, 2**29
-EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # names of the number of a layer's experts
 EMBEDDINGS = "embed_tokens.weight", "wte.weight"
 OF_EXPERTS = ".experts."  # in the names of their weights
 
@@ -72,8 +71,7 @@ class ModelPart:
     def experts(self) -> Experts | None:
         """Those of each of its layers that has some; None if none has."""
         text = self.config.get_text_config()
-        count = next((n for name in EXPERTS if (n := getattr(text, name, None))), None)
-        used = getattr(text, "num_experts_per_tok", None)
+        count, used = expert_count(text), getattr(text, "num_experts_per_tok", None)
         numbers = sum(numbers for name, numbers in _sizes(self.config) if OF_EXPERTS in name)
         return Experts(count, used, numbers / self.numbers) if count and used and numbers else None
 
