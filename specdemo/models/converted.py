@@ -261,7 +261,7 @@ def _read(
     from gguf import GGUFReader, dequantize
     from transformers import modeling_gguf_pytorch_utils as tables
 
-    from ..engines.quantized import READERS, Quantized, of_blocks
+    from ..engines.quantized import READERS, Quantized, Weight, of_blocks
     from .checkpoint import check_whole
     from .experts import experts_of_gguf, joint_name_of_gguf
     from .weights import SEPARATOR
@@ -274,6 +274,13 @@ def _read(
     def processed(numbers: Any, tensor: Any) -> Any:
         return processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
 
+    def keep(name: str, weight: Weight, shape: Sequence[int]) -> None:
+        shapes[name] = shape
+        if isinstance(weight, Quantized):
+            found.update({f"{name}{SEPARATOR}{part}": numbers for part, numbers in weight.parts().items()})
+        else:
+            found[name] = weight
+
     for done, tensor in enumerate(tensors):
         progress(done / len(tensors), CONVERTING)
         kind, size = tensor.tensor_type.name, tensor.data.shape[:1]
@@ -285,19 +292,14 @@ def _read(
             order = rows.weights[:, 0].astype(int)
             if (name := names.get(rows.name)) in wanted and np.array_equal(np.sort(order), range(*size)):
                 weight = of_blocks(tensor.data[order], kind)
-                found |= {f"{name}{SEPARATOR}{part}": numbers for part, numbers in weight.parts().items()}
-                shapes[name] = weight.shape
+                keep(name, weight, weight.shape)
                 continue
         one = processed(dequantize(tensor.data, tensor.tensor_type), tensor)
         if (name := names.get(one.name)) in wanted:
-            found[name] = torch.from_numpy(np.array(one.weights)).to(dtype)
-            shapes[name] = found[name].shape
+            plain = torch.from_numpy(np.array(one.weights)).to(dtype)
+            keep(name, plain, plain.shape)
     for name, halves in experts.items():
-        joint, shapes[name] = experts_of_gguf(halves, dtype)
-        if isinstance(joint, Quantized):
-            found |= {f"{name}{SEPARATOR}{part}": numbers for part, numbers in joint.parts().items()}
-        else:
-            found[name] = joint
+        keep(name, *experts_of_gguf(halves, dtype))
     both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
     unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
     check_whole(gguf.name, wanted.keys() - shapes.keys(), unlike)
