@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..system.hardware import QUANTIZED, UNQUANTIZED, compute_dtype, free_memory
+from ..system.hardware import compute_dtype, free_memory, unquantized
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
@@ -79,7 +79,7 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
 
         capable = find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= OLDEST
         return "graph", capable and kernels.usable(width)
-    library = library_for(UNQUANTIZED if dtype in QUANTIZED.values() else dtype)
+    library = library_for(unquantized(dtype))
     inner = [config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size]
     inner += [of_layer.inner for of_layer in mixtures(config)]
     if library and width % (2 * library.step) == 0 and all(size % library.step == 0 for size in inner):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED
+from ..system.hardware import AS_STORED, QUANTIZED, unquantized
 from .families import ROUTER, final_norm_eps
 from .quantized import GROUP, Weight, quantized
 
@@ -61,10 +61,10 @@ def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
-    if dtype in QUANTIZED.values():
-        if dtype != AS_STORED and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
-            return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
-        dtype = UNQUANTIZED
+    rounds = dtype in QUANTIZED.values() and dtype != AS_STORED
+    if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
+        return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
+    dtype = unquantized(dtype)
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
         raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")

@@ -26,7 +26,7 @@ from ..engines.families import is_hybrid, knows
 from ..engines.modules import cache_argument
 from ..engines.named_weights import embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
-from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, compute_dtype
+from ..system.hardware import AS_STORED, compute_dtype, unquantized
 from .errors import wrap_load_errors
 from .hub_token import hub_token
 from .on_hub import download_bar, file_of
@@ -385,7 +385,7 @@ def open_checkpoint(
         if engine == "eager":
             again = lambda: model  # noqa: E731
         elif both is not None:
-            both = _as_type(both, UNQUANTIZED if dtype in QUANTIZED.values() else dtype)
+            both = _as_type(both, unquantized(dtype))
         norm = final_norm(checkpoint.config, dict(model.named_parameters()))
         return OpenedModel(engine, make_runner, again, both, placement(model), model.device, norm)
 

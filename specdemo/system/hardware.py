@@ -93,6 +93,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, one in DTYPES.items() if one == dtype)
 
 
+def unquantized(dtype: torch.dtype) -> torch.dtype:
+    """The type of the weights that stay unquantized in a model with weights of this type."""
+    return UNQUANTIZED if dtype in QUANTIZED.values() else dtype
+
+
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type that a model with weights of this type computes in.
 
@@ -100,8 +105,7 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     the weights, and float16 halves them. So does bfloat16 on a CPU that widens weights and has no products of it.
     With quantized weights everything is computed in float32, too.
     """
-    if dtype in QUANTIZED.values():
-        dtype = UNQUANTIZED
+    dtype = unquantized(dtype)
     if device.type != "cpu" or dtype.itemsize != 2:
         return dtype
     stored_only = dtype == torch.float16 or (cpu_widens_weights() and not cpu_multiplies_bf16())
