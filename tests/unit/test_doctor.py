@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from .fake_server import Answer, head, json_answer, llamacpp_answers, replayed, 
 from .test_diagnosis import ALONE, DRAFTED, SCRIPT, SMALL, Scripted, examined
 
 KEY = "sk-very-secret-0123456789"
+VLLM = {"SPECDEMO_VLLM", "SPECDEMO_VLLM_ALONE"}
 
 
 # Bounds -------------------------------------------------------------------------------------------------------
@@ -316,14 +318,24 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     html_report(found)
 
 
-@pytest.mark.real
-@pytest.mark.slow
-def test_a_real_server_is_checked(real: dict[str, Dialect], command: Command) -> None:
-    where = [real[lane].client.address.url for lane in (SPECULATIVE, PLAIN)]
+def is_checked(engine: str, where: list[str], command: Command) -> None:
     status, out, err = command("check", "--server", where[0], "--baseline", where[1], "--seconds", "60", "--json")
     assert status == 0, err
     found = json.loads(out)
     assert found["answer"] in ("yes", "no", "unclear")
     assert found["speed_up"]["mean"] > 0
-    assert found["engine"]["engine"] == "llama.cpp"
+    assert found["engine"]["engine"] == engine
     assert found["texts"]["compared"] > 0
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_real_server_is_checked(real: dict[str, Dialect], command: Command) -> None:
+    is_checked("llama.cpp", [real[lane].client.address.url for lane in (SPECULATIVE, PLAIN)], command)
+
+
+@pytest.mark.servers
+@pytest.mark.skipif(bool(VLLM - os.environ.keys()), reason=f"{' and '.join(sorted(VLLM))} name no running vLLM")
+def test_vllm_is_checked(command: Command) -> None:
+    """Nobody else may use the two servers meanwhile."""
+    is_checked("vLLM", [os.environ[name] for name in ("SPECDEMO_VLLM", "SPECDEMO_VLLM_ALONE")], command)
