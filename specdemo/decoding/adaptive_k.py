@@ -19,6 +19,7 @@ from .drafter import Drafter
 from .events import Round
 
 PROBING = 0.0125  # share of the time that may be lost by trying kinds of drafts that did not pay before
+FEW_MISSED = 8  # to read so few tokens that were written since its last draft is part of a draft's own cost
 Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 
 
@@ -63,9 +64,10 @@ class DraftLengthController:
         """`k` is AUTO, a fixed K, or the form of each round's draft. AUTO needs `costs`, which learn from every round.
         With `tree` a fixed K drafts trees, and AUTO may. Readers that share their passes learn `together`.
         """
-        self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
+        self.costs, self.tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
-        self._begun: set[str] = set()  # the drafters that drafted in this run, and so have read the prompt
+        self._known = dict[str, int]()  # by drafter that drafted in this run, the tokens that the text had then
+        self._missed = 0  # tokens before the last round's that the source had not read when it drafted
         known = costs.drafts if costs else defaultdict[tuple[str, bool], DraftStats](DraftStats)
         self._drafts = known if together else deepcopy(known)  # lanes side by side learn apart
 
@@ -76,11 +78,18 @@ class DraftLengthController:
         if self.costs and last:
             self._learn(self.costs, last)
         self.source = source
+        missed, first = self.tokens - self._known.get(source.name, 0), source.name not in self._known
+        self._missed = missed if first or missed > FEW_MISSED else 0
+        self.tokens += len(last.emitted) if last else 0
         if self._given is not None:
             k, self.branches = next(self._given)
-            return k if self.branches and most else min(k, most)
-        assert self.costs is not None, "K = auto needs costs"
-        return self._choose(self.costs, most, readers) if most else 0
+            k = k if self.branches and most else min(k, most)
+        else:
+            assert self.costs is not None, "K = auto needs costs"
+            k = self._choose(self.costs, most, readers) if most else 0
+        if k:
+            self._known[source.name] = self.tokens
+        return k
 
     def _choose(self, costs: CostModel, most: int, readers: int) -> int:
         """The K of the highest rate; 0 if drafting does not pay, except for a try now and then."""
@@ -93,7 +102,7 @@ class DraftLengthController:
             plans.append(stats.plan)
         alone = costs.passes[readers] / readers
         rate = max(1 / alone, max(plans).rate)
-        reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
+        reading = costs.reading[source.name] * self._missed
         saved = most * (alone - 1 / rate)  # if the rest of the text goes on at this rate
         for plan in sorted(plans):
             stats = self._drafts[source.name, plan.tree]
@@ -115,11 +124,10 @@ class DraftLengthController:
         stats = costs.drafts[source.name, self.branches] = self._drafts[source.name, self.branches]
         steps, (constant, each) = source.steps(len(outcomes)), stats.line()
         cost, usual = last.draft_seconds / costs.baseline_seconds, constant + each * steps
-        if source.name in self._begun or cost <= usual:
+        if not self._missed or cost <= usual:
             stats.learn_cost(steps, cost)
-        else:  # it also read the prompt
-            costs.reading[source.name] = (cost - usual) / self.prompt_tokens
-        self._begun.add(source.name)
+        else:  # it also read the prompt, or what was written since its last draft
+            costs.reading[source.name] = (cost - usual) / self._missed
         stats.learn(outcomes, last.k, self.branches)
         if outcomes:
             costs.first_guesses[source.name, outcomes[0] is DraftOutcome.ACCEPTED] += 1

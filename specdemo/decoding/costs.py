@@ -46,7 +46,7 @@ class CostModel:
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
         self.drafting = 1.0  # share of the readers of a pass who draft, if any does
         self.drafts = defaultdict[tuple[str, bool], DraftStats](DraftStats)  # by (drafter, whether they are trees)
-        self.reading = defaultdict[str, float](float)  # by drafter, its first draft's extra cost per prompt token
+        self.reading = defaultdict[str, float](float)  # by drafter, the extra cost of a draft per token that it missed
         self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
         self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
 

@@ -21,7 +21,7 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.drafters.names import drafter_class
 from specdemo.system import hardware
-from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
+from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, plain_text, texts_read
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
@@ -347,6 +347,19 @@ def test_a_drafter_whose_first_draft_is_dear_is_seldom_tried_in_short_runs() -> 
     assert (
         1 < sum(map(any, tried)) <= 1 + PROBING * 3 * 500 / 2
     )  # once since nothing is known; a try loses over 2 tokens
+
+
+def test_what_a_try_has_to_read_first_counts_as_lost() -> None:
+    """A head or a draft model reads the tokens that were written since its last draft, at 0.05 of a pass each."""
+    costs, failed = CostModel(FLAT), DraftedToken(0, DraftOutcome.REJECTED, 0, 1, 1)
+    choosing, token = DraftLengthController(AUTO, costs), (Token(0, TokenKind.RESAMPLED, 1),)
+    last, rounds, read, lost = None, 3000, 0, 0.0
+    for index in range(rounds):
+        k = choosing.choose(100, last, ONE_BY_ONE)
+        seconds = 0.1 + 0.05 * (index - read) if k else 0.0
+        read, lost = index if k else read, lost + seconds
+        last = Round(0, (failed,) * k, token, seconds, 1.0, seconds + 1, k)
+    assert 0 < lost <= 2 * PROBING * rounds
 
 
 def test_a_drafter_that_nothing_was_tested_of_is_tried_once_and_goes_on_if_it_pays() -> None:
