@@ -13,7 +13,7 @@ from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
 from ..racing.ahead import shared_by_both, why_slower
 from ..system.imports import Later
-from ..types import COMMAND, MAX_AHEAD, BadInput, Field
+from ..types import COMMAND, FORM, MAX_AHEAD, MAX_K, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 else:
     batch, race = Later("specdemo.decoding.batch"), Later("specdemo.racing.race")
 
+SEVERAL_KS = "Tokens drafted in one round; several, separated by commas, are compared."
 ABLE = {name: name for name, entry in DRAFTERS.items() if entry.drafts_ahead}
 ALONE, PLAIN, TOGETHER, SIMULATED = "target alone", "speculation", "ahead, same cores", "ahead, simulated"
 TIMELINE_ROUNDS = 8
@@ -44,7 +45,8 @@ class DraftsAhead(Study):
     summary = "Measure drafting while the target verifies, and simulate it on a second device."
     fields = (
         Field("drafter", "Drafter", "list", "draft-model", choices=ABLE, help="A drafter that can draft ahead."),
-        k_field(4),
+        replace(k_field(4), only=FORM),
+        Field("ks", "Values of K", "wholes", "4", help=SEVERAL_KS, only=COMMAND),
         temperature_field(0.0),
         Field("repeats", "Prompts", "whole", 4, 1, 20, help="How many prompts are decoded."),
         replace(NEW_TOKENS, value=48, typed=64),
@@ -58,6 +60,7 @@ class DraftsAhead(Study):
     heading = "All figures, and their 95% intervals over prompts"
     columns = (
         ("method", "method", ""),
+        ("k", "K", ",.0f"),
         ("fan_out", "outcomes for each place", ",.0f"),
         ("tokens_per_second", "tokens/s", ".1f"),
         ("speedup", "times speculation", "times"),
@@ -73,42 +76,45 @@ class DraftsAhead(Study):
         self.fan_outs = asked.get("fan_outs", (1, 2, 4, 8))
         if not all(1 <= each <= MAX_AHEAD for each in self.fan_outs):
             raise BadInput(f"The outcomes for each place are 1 to {MAX_AHEAD}.")
-        self.settings = settings_in(asked)
+        self.ks = asked.get("ks") or (asked["k"],)
+        if not all(1 <= k <= MAX_K for k in self.ks):
+            raise BadInput(f"K is 1 to {MAX_K} here.")
+        self.settings = settings_in({**asked, "k": self.ks[0]})
         race.check_drafter(loaded, asked["drafter"])
         race.check_rule(asked["drafter"], replace(self.settings, ahead=1))
         self.prompts_read = self.readable(self.prompts("domains"))[: asked["repeats"]]
         self.texts: list[Text] = []
         self.shared = shared_by_both(loaded.environment())
-        self.steps = len(self.prompts_read) * (2 + 2 * len(self.fan_outs))
+        self.steps = len(self.prompts_read) * len(self.methods())
 
     def run(self) -> Iterator[str]:
         for prompt in self.prompts_read:
             ids = self.loaded.encode(prompt.prompt)
-            for method, each in self.methods():
-                self.texts.append(self._write(prompt.id, ids, method, each))
+            for way in self.methods():
+                self.texts.append(self._write(prompt.id, ids, way))
                 self.done += 1
-                yield f"{method}, {outcomes(each)}" if each else method
+                yield str(way)
 
-    def _write(self, prompt: str, prompt_ids: Sequence[int], method: str, fan_out: int) -> Text:
+    def _write(self, prompt: str, prompt_ids: Sequence[int], way: Way) -> Text:
         """Write a text by a method.
 
         Raises:
             BadInput: as `race.start` does.
         """
-        drafter, k = ("none", 0) if method == ALONE else (self.asked["drafter"], self.settings.k)
-        settings = replace(self.settings, ahead=fan_out, k=k)
+        drafter = "none" if way.method == ALONE else self.asked["drafter"]
+        settings = replace(self.settings, ahead=way.fan_out, k=way.k)
         race.check_fits(self.loaded, len(prompt_ids), settings, drafter)
         decoding = race.decoding_of(self.loaded, drafter, prompt_ids, race.rule_for(settings), None)
-        if method == SIMULATED:
+        if in_turn := way.method == SIMULATED:
             decoding.drafter.in_turn = True  # type: ignore[attr-defined]
         with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
             rounds = [event for event in events if isinstance(event, Round)]
-        parts = parts_of(rounds, in_turn=method == SIMULATED)
-        timeline = simulated(parts) if method == SIMULATED else ()
+        parts = parts_of(rounds, in_turn)
+        timeline = simulated(parts) if in_turn else ()
         seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
         told = [event.ahead for event in rounds if event.ahead]
         return Text(
-            *(method, fan_out, prompt, sum(len(event.emitted) for event in rounds), seconds),
+            *(way, prompt, sum(len(event.emitted) for event in rounds), seconds),
             *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
             fmean([part.passing for part in parts] or [0]),
             fmean([part.drafting for part in parts if not part.hit] or [0]),
@@ -116,15 +122,27 @@ class DraftsAhead(Study):
             tuple(timeline[: 3 * TIMELINE_ROUNDS]),
         )
 
-    def methods(self) -> list[tuple[str, int]]:
+    def methods(self) -> list[Way]:
         ahead = [(method, each) for each in self.fan_outs for method in (TOGETHER, SIMULATED)]
-        return [(ALONE, 0), (PLAIN, 0), *ahead]
+        return [Way(ALONE), *(Way(method, k, each) for k in self.ks for method, each in [(PLAIN, 0), *ahead])]
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.shared)
 
     def rows(self) -> list[dict[str, Any]]:
         return summarise(self.texts, self.methods())
+
+
+class Way(NamedTuple):
+    """A method with its K, and for how many outcomes at each place it prepares; 0 where that means nothing."""
+
+    method: str
+    k: int = 0
+    fan_out: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"K = {self.k}"] * bool(self.k) + [outcomes(self.fan_out)] * bool(self.fan_out)
+        return ", ".join([self.method, *parts])
 
 
 class Span(NamedTuple):
@@ -140,8 +158,7 @@ class Span(NamedTuple):
 class Text:
     """One text after its prompt. `seconds` are simulated where the method is; the other times are those of a round."""
 
-    method: str
-    fan_out: int
+    way: Way
     prompt: str
     tokens: int
     seconds: float
@@ -197,18 +214,21 @@ def simulated(parts: Sequence[Part]) -> list[Span]:
     return spans
 
 
-def summarise(texts: Sequence[Text], methods: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """A row for each method; `speedup` is over speculation without it, by prompt, and None for that itself."""
+def summarise(texts: Sequence[Text], methods: Sequence[Way]) -> list[dict[str, Any]]:
+    """A row for each way to write. `speedup` is over speculation with its fastest K, by prompt, and None for that."""
+    rates = {
+        way: {text.prompt: [text.tokens / text.seconds] for text in texts if text.way == way and text.seconds}
+        for way in methods
+    }
+    means = {way: mean for way, found in rates.items() if (mean := geometric_mean(found))}
+    fastest = max((way for way in means if way.method == PLAIN), key=lambda way: means[way].mean, default=None)
     rows = []
-    plain = {text.prompt: text.tokens / text.seconds for text in texts if text.method == PLAIN and text.seconds}
-    for method, fan_out in methods:
-        mine = [text for text in texts if (text.method, text.fan_out) == (method, fan_out) and text.seconds]
-        if not mine:
-            continue
-        rates = {text.prompt: [text.tokens / text.seconds] for text in mine}
-        pairs = {name: [rate / plain[name]] for name, (rate,) in rates.items() if name in plain}
-        row: dict[str, Any] = {"method": method, "fan_out": fan_out or None, "tokens_per_second": geometric_mean(rates)}
-        row["speedup"] = None if method == PLAIN else geometric_mean(pairs)
+    for way, mean in means.items():
+        base = rates[fastest] if fastest else {}
+        pairs = {name: [rate / base[name][0]] for name, (rate,) in rates[way].items() if name in base}
+        row: dict[str, Any] = {"method": way.method, "k": way.k or None, "fan_out": way.fan_out or None}
+        row |= {"tokens_per_second": mean, "speedup": None if way == fastest else geometric_mean(pairs)}
+        mine = [text for text in texts if text.way == way and text.seconds]
         ahead = [(text.hits, text.drafts) for text in mine if text.drafts]
         row["hits"] = pooled_rate(ahead, 1.0) if ahead else None
         row["prepared"] = fmean(text.prepared for text in mine) if ahead else None
@@ -219,14 +239,16 @@ def summarise(texts: Sequence[Text], methods: Sequence[tuple[str, int]]) -> list
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
-    """What drafting ahead brings here, what it would bring on two devices, and why it does not pay where it does not.
+    """What drafting ahead brings here, what it would bring on two devices, with the best K and number of outcomes, and
+    why it does not pay where it does not.
 
     Args:
         shared: see `shared_by_both`.
     """
     words = []
-    plain = next((row for row in rows if row["method"] == PLAIN), None)
-    whole = {row["fan_out"]: row for row in rows if row["method"] == SIMULATED}  # no pass ends what these prepare
+    plain = {row["k"]: row for row in rows if row["method"] == PLAIN}
+    whole = {(row["k"], row["fan_out"]): row for row in rows if row["method"] == SIMULATED}  # no pass ends these
+    several = ", at its best K," if len(plain) > 1 else ""
     for method, where, both, told in (
         (TOGETHER, "on this machine", shared, ""),
         (SIMULATED, "with a second device for the drafter", "", f" {SIMULATION}"),
@@ -234,11 +256,12 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
         found = [row for row in rows if row["method"] == method and row["speedup"]]
         if found:
             best = max(found, key=lambda row: row["speedup"].mean)
-            preparing = whole.get(best["fan_out"], best)
-            why = _why(best, preparing, plain, both) if best["speedup"].mean < 1 else ""
+            preparing = whole.get((best["k"], best["fan_out"]), best)
+            why = _why(best, preparing, plain.get(best["k"]), both) if best["speedup"].mean < 1 else ""
+            k = f"K = {best['k']} and " * bool(several)
             words.append(
-                f"Drafting ahead is {_told(best['speedup'])} as fast as drafting in turn {where}, with "
-                f"{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{told}"
+                f"Drafting ahead is {_told(best['speedup'])} as fast as drafting in turn{several} {where}, with "
+                f"{k}{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{told}"
             )
     measured, simulation = (
         next((row for row in rows if row["method"] == method and row["speedup"]), None)

@@ -21,6 +21,7 @@ from specdemo.studies.ahead import (
     DraftsAhead,
     Part,
     Text,
+    Way,
     in_words,
     parts_of,
     simulated,
@@ -61,15 +62,15 @@ def test_side_by_side_a_round_takes_what_the_slower_one_takes(parts: list[Part],
         assert all(end <= begin for (_, end), (begin, _) in pairwise(mine)), "one thing at a time"
 
 
-def text(method: str, fan_out: int, prompt: str, seconds: float, hits: int = 0) -> Text:
-    return Text(method, fan_out, prompt, 100, seconds, hits, 20 if fan_out else 0, 6.0, 0.05, 0.02, 0.04)
+def text(way: Way, prompt: str, seconds: float, hits: int = 0) -> Text:
+    return Text(way, prompt, 100, seconds, hits, 20 if way.fan_out else 0, 6.0, 0.05, 0.02, 0.04)
 
 
 def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
-    methods = [(ALONE, 0), (PLAIN, 0), (TOGETHER, 1), (SIMULATED, 1), (SIMULATED, 3)]
+    methods = [Way(ALONE), Way(PLAIN, 4), Way(TOGETHER, 4, 1), Way(SIMULATED, 4, 1), Way(SIMULATED, 4, 3)]
     seconds = dict(zip(methods, (4.0, 2.0, 2.5, 1.8, 1.6), strict=True))
     texts = [
-        text(*method, name, slow * seconds[method], 15) for method in methods for name, slow in (("a", 1), ("b", 2))
+        text(method, name, slow * seconds[method], 15) for method in methods for name, slow in (("a", 1), ("b", 2))
     ]
     rows = summarise(texts, methods)
     assert [round(row["speedup"].mean, 3) if row["speedup"] else None for row in rows] == [0.5, None, 0.8, 1.111, 1.25]
@@ -82,9 +83,24 @@ def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
     assert third == "On shared cores a pass takes 1.00 times as long as alone, which the simulation leaves out."
 
 
+def test_of_several_ks_words_name_the_best_against_the_best_without() -> None:
+    seconds = {Way(PLAIN, 2): 2.0, Way(SIMULATED, 2, 1): 1.5, Way(PLAIN, 4): 1.8, Way(SIMULATED, 4, 1): 1.2}
+    rows = summarise([text(way, "a", slow, 15) for way, slow in seconds.items()], [*seconds])
+    assert [(row["k"], row["speedup"] and round(row["speedup"].mean, 2)) for row in rows] == [
+        *((2, 0.9), (2, 1.2), (4, None), (4, 1.5))
+    ]
+    (words,) = in_words(rows)
+    assert words.startswith(
+        "Drafting ahead is 1.50 times as fast as drafting in turn, at its best K, with a second device for the "
+        "drafter, with K = 4 and 1 outcome for each place; "
+    )
+
+
 def test_words_name_the_cause_where_it_is_slower() -> None:
-    methods = [(PLAIN, 0), (TOGETHER, 1), (SIMULATED, 1)]
-    texts = [text(PLAIN, 0, "a", 1.0), text(TOGETHER, 1, "a", 2.0, 15), text(SIMULATED, 1, "a", 1.6, 15)]
+    methods = [Way(PLAIN, 4), Way(TOGETHER, 4, 1), Way(SIMULATED, 4, 1)]
+    texts = [
+        text(way, "a", seconds, hits) for way, seconds, hits in zip(methods, (1, 2, 1.6), (0, 15, 15), strict=True)
+    ]
     texts[1:] = [replace(texts[1], passing=0.135), replace(texts[2], preparing=0.11)]
     here, second, _ = in_words(summarise(texts, methods), "2 cores read one memory for both")
     assert here.endswith(
@@ -94,15 +110,15 @@ def test_words_name_the_cause_where_it_is_slower() -> None:
     assert f"That is because preparing for 6.0 outcomes takes 2.2 times as long as a pass. {SIMULATION}" in second
     apart, *_ = in_words(summarise(texts, methods))
     assert apart.endswith("were ready. That is because preparing for 6.0 outcomes takes 2.2 times as long as a pass.")
-    texts[2] = text(SIMULATED, 1, "a", 1.6, 15)
+    texts[2] = text(methods[2], "a", 1.6, 15)
     assert in_words(summarise(texts, methods))[0].endswith("were ready.")
 
 
 def test_its_picture_shows_speeds_hits_and_rounds_to_scale() -> None:
     study = DraftsAhead.__new__(DraftsAhead)
-    study.fan_outs, study.shared = (1, 3), ""
+    study.ks, study.fan_outs, study.shared = (4,), (1, 3), ""
     rounds = tuple(simulated([Part(0.1, 0.4, 0.2, False), Part(0.0, 0.4, 0.2, True)]))
-    texts = [replace(text(*method, name, 2.0, 15), timeline=rounds) for method in study.methods() for name in "ab"]
+    texts = [replace(text(method, name, 2.0, 15), timeline=rounds) for method in study.methods() for name in "ab"]
     for count in (0, 1, len(texts) // 2, len(texts)):
         study.texts = texts[:count]
         picture = shown_by(DraftsAhead).picture(study)
@@ -117,15 +133,14 @@ def test_its_picture_shows_speeds_hits_and_rounds_to_scale() -> None:
 
 def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    words = "lab ahead --preset nanogpt-shakespeare-large --fan-outs 3 --repeats 1 --max-new-tokens 16 -k 3"
+    words = "lab ahead --preset nanogpt-shakespeare-large --fan-outs 3 --repeats 1 --max-new-tokens 16 -k 3,2"
     status, out, _ = command(*words.split(), "--json", str(file))
     assert status == 0
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
-    assert [(row["method"], row["fan_out"]) for row in rows] == [
-        (ALONE, None),
-        (PLAIN, None),
-        (TOGETHER, 3),
-        (SIMULATED, 3),
+    of_k = [(PLAIN, None), (TOGETHER, 3), (SIMULATED, 3)]
+    assert [(row["method"], row["fan_out"], row["k"]) for row in rows] == [
+        (ALONE, None, None),
+        *((*each, k) for k in (3, 2) for each in of_k),
     ]
     assert rows[3]["hits"]["mean"] > 0
     assert rows[3]["prepared"] > 3
@@ -135,6 +150,7 @@ def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tm
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        ("-k 0", "K is 1 to 16 here."),
         ("--fan-outs 0", "The outcomes for each place are 1 to 16."),
         ("--drafter eagle", "The drafter eagle cannot be used here: this preset ships no eagle head."),
         ("--drafter layer-skip", "The drafter layer-skip cannot be used here: this preset names no layer to stop at."),

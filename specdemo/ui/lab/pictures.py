@@ -190,7 +190,7 @@ def of_ahead(study: DraftsAhead) -> Picture:
         ),
         lines("Drafts that were ready", "How often an outcome that was prepared for came true.", x, ready, hits),
         spans(
-            f"Some rounds to scale, simulated, {outcomes(simulation.fan_out)}",
+            f"Some rounds to scale, simulated, {outcomes(simulation.way.fan_out)}",
             "The drafter above, the target below. What is prepared while the target verifies is used, or thrown away.",
             simulation.timeline,
         )
