@@ -121,7 +121,7 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
         if event.merged:
             told["merged"] = event.merged
         if event.ahead:
-            told["ahead"] = [event.ahead.hit, event.ahead.prepared]
+            told["ahead"] = [event.ahead.hit, event.ahead.prepared, round(event.ahead.seconds, 6)]
     return told
 
 

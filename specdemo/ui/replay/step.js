@@ -142,7 +142,33 @@ export class Step {
     return [
       `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}.${outcomes} The target reads the draft in one pass of ${millis(verify)}, ` +
         "which computes the probability of every token at each position. Then the drafted tokens are tested from left to right.",
+      ...(prepared && this.at ? [this.sideBySide()] : []),
     ];
+  }
+
+  /** What target and drafter did from the pass of the round before to the end of this one, to scale. */
+  sideBySide() {
+    const [before, now] = this.player.rounds.slice(this.at - 1, this.at + 1).map(({ at, seconds: [draft, , all] }) => ({ drafts: at - all, verifies: at - all + draft, ends: at }));
+    const [hit, prepared, seconds] = this.ahead;
+    const ready = before.verifies + seconds;
+    const rows = [
+      ["target", ["verifies", before.verifies, before.ends], ["verifies", now.verifies, now.ends]],
+      ["drafter", [`prepares ${prepared}, ${hit ? "one used" : "none used"}`, before.verifies, ready, !hit], ["drafts", Math.max(now.drafts, ready), now.verifies]],
+    ];
+    const percent = (length) => `${(100 * length) / (now.ends - before.verifies)}%`;
+    const parts = rows.map(([who, ...spans]) => {
+      const bars = spans.map(([what, from, to, unused]) => {
+        const bar = make("i", unused ? "sd-unused" : "", what);
+        bar.title = `${what}, ${millis(Math.max(0, to - from))}`;
+        Object.assign(bar.style, { left: percent(from - before.verifies), width: `max(1px, ${percent(Math.max(0, to - from))})` });
+        return bar;
+      });
+      return make("div", `sd-span-${who}`, make("span", "", who), make("div", "", ...bars));
+    });
+    const figure = make("div", "sd-spans", ...parts);
+    figure.setAttribute("role", "img");
+    figure.setAttribute("aria-label", [...figure.querySelectorAll("i")].map((bar) => bar.title).join("; "));
+    return figure;
   }
 
   drawTest(place) {
