@@ -38,7 +38,9 @@ DType = Annotated[
         "on a CPU: int8, int4 or stored, which is that of a GGUF file.",
     ),
 ]
-Device = Annotated[str, Option(help="The device: auto, cpu or cuda.")]
+Device = Annotated[
+    str, Option(help="The device: auto, cpu or cuda; a second one is the draft model's, as in cuda,cpu.")
+]
 AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]
 Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 Drafter = Annotated[str | None, Option(help=DRAFTER.help)]

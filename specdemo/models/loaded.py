@@ -30,7 +30,7 @@ from ..system.hardware import (
     AS_STORED,
     QUANTIZED,
     UNQUANTIZED,
-    choose_device,
+    choose_devices,
     choose_dtype,
     compute_dtype,
     cpu_model,
@@ -205,7 +205,8 @@ def load(
     Args:
         dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's choice or the best for the device. On
             a CPU float16 is for the weights only, see `hardware.compute_dtype`.
-        device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
+        device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one. A second one after a comma is
+            that of the draft model, as in "cuda,cpu".
         progress: called with the stage in words, and how much of it is done if known.
         eager: run the models by transformers' own forward.
         instead_of: a loaded preset that is not needed any more. If memory has no room for both, it is released, after
@@ -236,7 +237,7 @@ def load(
 def _load(
     preset: Preset, dtype: str | None, device: str | None, progress: Progress, eager: bool, instead_of: Loaded | None
 ) -> Loaded:
-    chosen_device = choose_device(device)
+    chosen_device, draft_device = choose_devices(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     eager = eager or chosen_device.type == "mps"
     if eager:  # transformers cannot multiply by weights of a smaller type
@@ -264,7 +265,7 @@ def _load(
         )
         for found in (target, *drafts)
     ]
-    where = plan(parts, chosen_device, None if instead_of is None else instead_of.held)
+    where = plan(parts, chosen_device, None if instead_of is None else instead_of.held, draft_device)
     files = [fetch_weights(found, progress) for found in (target, *drafts)]
     if instead_of is not None and where.replaces:
         progress(None, MAKING_ROOM)
@@ -279,7 +280,7 @@ def _load(
     opening = partial(open_checkpoint, dtype=chosen_dtype, progress=progress, eager=eager)
     opened = opening(target, files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)
     draft_opened = [opening(found, files[1], where.devices[1], 1) for found in drafts]
-    if opened.device.type != "cuda":
+    if any(each.device.type != "cuda" for each in (opened, *draft_opened)):
         sampling.library()  # compile it now, not while the first run is timed
     progress(1.0, "ready")
     held = dict(opened.placement)

@@ -126,16 +126,25 @@ class DevicePlan:
     replaces: bool = False
 
 
-def plan(parts: Sequence[ModelPart], device: torch.device, held: Mapping[str, int] | None = None) -> DevicePlan:
+def plan(
+    parts: Sequence[ModelPart],
+    device: torch.device,
+    held: Mapping[str, int] | None = None,
+    draft_device: torch.device | None = None,
+) -> DevicePlan:
     """Choose devices for the target and for the draft model, if any.
 
     Args:
         device: the device that was asked for. CUDA without a number means all GPUs.
+        draft_device: that of the draft model, if another one was asked for it.
         held: bytes of weights on each device, by name, of a loaded preset that these models may replace.
 
     Raises:
         LoadError: they do not fit, even without that preset. The message says how much they need and what is free.
     """
+    if len(parts) > 1 and draft_device not in (None, device):
+        target, draft = plan(parts[:1], device, held), plan(parts[1:], draft_device, held)
+        return replace(target, devices=target.devices + draft.devices, replaces=target.replaces or draft.replaces)
     if device.type != "cuda":
         return _in_main_memory(parts, device, held)
     numbers = range(torch.cuda.device_count()) if device.index is None else [device.index]

@@ -20,7 +20,7 @@ from ..drafters.text_draft_model import LONGER
 from ..engines.choose import expected_engine
 from ..engines.families import FAMILIES, head_width, is_hybrid
 from ..engines.quantized import READERS, bits_kept
-from ..system.hardware import AS_STORED, choose_device, choose_dtype, compute_dtype, free_memory
+from ..system.hardware import AS_STORED, choose_devices, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
 from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
@@ -145,7 +145,7 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
         BadInput: there is no such dtype or device.
         LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
-    chosen_device = choose_device(device)
+    chosen_device, _ = choose_devices(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]

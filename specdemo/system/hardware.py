@@ -50,6 +50,16 @@ def choose_device(asked: str | None) -> torch.device:
     return device
 
 
+def choose_devices(asked: str | None) -> tuple[torch.device, torch.device | None]:
+    """The device of the target, and that of its draft model where two are named, as in "cuda,cpu".
+
+    Raises:
+        BadInput: as for `choose_device`.
+    """
+    target, _, draft = (asked or "auto").partition(",")
+    return choose_device(target), _device(draft) if draft else None
+
+
 def _device(asked: str | None) -> torch.device:
     if asked in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

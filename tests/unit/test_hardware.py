@@ -90,6 +90,15 @@ def test_a_gpu_by_its_number_becomes_the_current_one(cuda: SimpleNamespace) -> N
     assert len(cuda.asked) == 2
 
 
+def test_a_second_device_is_the_draft_models(cuda: SimpleNamespace) -> None:
+    for asked, found in (("cuda,cpu", CPU), ("cuda:0,cuda:1", torch.device("cuda:1")), (None, None), ("cuda", None)):
+        assert hardware.choose_devices(asked)[1] == found
+    assert ("set_device", torch.device("cuda:1")) not in cuda.asked  # the target's is the current one
+    for wrong in ("cpu,tpu", "cpu,cpu,cpu"):
+        with pytest.raises(BadInput, match=r"^There is no device called"):
+            hardware.choose_devices(wrong)
+
+
 def test_a_gpu_that_is_not_there_is_refused(cuda: SimpleNamespace) -> None:
     with pytest.raises(BadInput, match=r"^There is no GPU number 2: this machine has 2\.$"):
         hardware.choose_device("cuda:2")

@@ -54,6 +54,17 @@ def test_a_model_goes_on_one_gpu_with_its_draft_model_if_one_has_room(monkeypatc
     assert plan([target, draft], torch.device("cuda:1")).devices == (torch.device("cuda:1"),) * 2
 
 
+def test_a_draft_model_goes_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 40, 40)
+    for asked in (torch.device("cpu"), torch.device("cuda:1")):
+        chosen = plan([sized(8), sized(1)], torch.device("cuda:0"), draft_device=asked)
+        assert chosen.devices == (torch.device("cuda:0"), asked)
+    assert plan([sized(8)], CUDA, draft_device=torch.device("cpu")).devices == (torch.device("cuda:0"),)
+    gpus(monkeypatch, 40, 1)
+    with pytest.raises(LoadError):
+        plan([sized(8), sized(2)], torch.device("cuda:0"), draft_device=torch.device("cuda:1"))
+
+
 def test_a_draft_model_has_a_gpu_of_its_own_before_anything_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 4, 10)
     chosen = plan([sized(8), sized(2)], CUDA)
