@@ -116,6 +116,9 @@ def entries_of(
     The run whose engine clock is behind goes next, by a pass; with `asked.isolated` they follow each other. The seconds
     of an event are those that its reader waits for it, of the clock that all readers of its run share: those in which
     all of them draft, those of the whole pass, and those of the whole round.
+
+    Raises:
+        BadInput, NotFinite: one of the readers could not go on. Those that could are read to their ends before.
     """
     names = list(asked.pairs.values()), list(asked.pairs)
     texts = {
@@ -123,9 +126,10 @@ def entries_of(
         for group in names
         for name, ids in zip(group, prompts, strict=True)
     }
-    clocks, seen = [0.0, 0.0], dict.fromkeys(texts, 0.0)
+    clocks, seen, failures = [0.0, 0.0], dict.fromkeys(texts, 0.0), list[Exception]()
     step = (lambda read: 0.0) if asked.isolated else seconds_of
-    with closing(take_turns(dict(enumerate(map(by_passes, runs))), step)) as turns:  # type: ignore[type-var]
+    passes = {index: by_passes(run, failures) for index, run in enumerate(runs)}
+    with closing(take_turns(passes, step)) as turns:  # type: ignore[type-var]
         for run, read in turns:
             clocks[run] += seconds_of(read)
             rounds = [event for _, event in read if isinstance(event, Round)]
@@ -139,21 +143,21 @@ def entries_of(
                 told = event if isinstance(event, Finished) else replace(event, seconds=waited)
                 told = replace(told, **parts) if isinstance(told, Round) else told
                 yield Entry(name, told, texts[name].read(told))
+    for error in failures:
+        raise error
 
 
-def by_passes(events: Events) -> Iterator[list[tuple[int, Event]]]:
+def by_passes(events: Events, failures: list[Exception]) -> Iterator[list[tuple[int, Event]]]:
     """The events that follow the same pass, or the same turn of all readers if each has passes of its own.
 
-    They are in the order of the readers.
-
-    Raises:
-        BadInput, NotFinite: one of the readers cannot go on.
+    They are in the order of the readers. A reader that fails adds to the `failures`, and the others go on.
     """
     read: list[tuple[int, Event]] = []
     with closing(events):  # type: ignore[type-var]
         for reader, event in events:
             if isinstance(event, Failed):
-                raise event.error
+                failures.append(event.error)
+                continue
             if read and reader <= read[-1][0] and not isinstance(event, Finished):
                 yield read
                 read = []

@@ -185,15 +185,23 @@ def test_a_pass_is_told_from_the_next_while_prompts_are_still_read() -> None:
         [(0, read(1.0, 1))],
         [(0, read(1.0, 2)), (0, ended)],
     ]
-    assert list(by_passes(event for events in passes for event in events)) == passes
+    assert list(by_passes((event for events in passes for event in events), [])) == passes
 
 
-def test_a_reader_that_cannot_go_on_ends_the_race(loaded: Loaded) -> None:
-    request = asked(loaded)
+def test_a_reader_that_cannot_go_on_is_told_when_the_others_have_ended(loaded: Loaded) -> None:
+    def run(*failing: tuple[int, Event | Failed]) -> Iterator[tuple[int, Event | Failed]]:
+        yield from [(0, Prefilled(1, TOKEN, 1.0)), (1, Prefilled(1, TOKEN, 1.0)), *failing, (1, read(1.0))]
+        yield (1, Finished(FinishReason.LENGTH))
+
+    request = replace(asked(loaded, "ngram"), others=WORDS[1:2])
     ids = [loaded.encode(prompt, True) for prompt in request.prompts]
-    failed = ((0, Failed(NotFinite("The logits are not finite."))) for _ in "1")
+    entries = list[Entry]()
     with pytest.raises(NotFinite, match="not finite"):
-        list(entries_of(loaded, request, ids, [failed, failed]))
+        entries.extend(
+            entries_of(loaded, request, ids, [run((0, Failed(NotFinite("not finite")))), run((0, read(1.0)))])
+        )
+    told = {lane: [type(event) for event in events_of(entries, lane)] for lane in ("alone 1", "alone 2", "ngram 1")}
+    assert told == {"alone 1": [Prefilled], "alone 2": [Prefilled, Round, Finished], "ngram 1": [Prefilled, Round]}
 
 
 # Its trace --------------------------------------------------------------------------------------------------
