@@ -484,6 +484,8 @@ def test_a_result_says_what_it_was_run_with(page: Page, script: Script) -> None:
     page.check("#auto input")
     run(page)
     assert how.inner_text() == "at K auto, temperature 0"
+    how.focus()
+    expect(page.locator(".sd-tip.open")).to_contain_text("auto chooses it for every round")
     page.click("#drafter input")
     page.get_by_role("option", name=re.compile("none$")).click()
     run(page)

@@ -98,7 +98,7 @@ def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(first: O
     run(page, until="showing")
     stats = stats_of(script)
     alone, drafted = stats[PLAIN].seconds, stats[SPECULATIVE].seconds
-    assert sentence(page) == f"Finished: alone in {alone:.2f} s, with prompt-lookup in {drafted:.2f} s."
+    assert sentence(page) == f"Measured: alone in {alone:.2f} s, with prompt-lookup in {drafted:.2f} s."
     assert script.open_races == 0  # the engine is free, whatever is still to be shown
     scale = f"Slowed down {12 / alone:.1f}×. The clocks show the measured time."
     assert page.locator(".sd-scale").inner_text() == scale

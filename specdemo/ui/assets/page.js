@@ -11,7 +11,7 @@ export const KINDS = [
   ["a", "accepted", "The drafter proposed it and it passed the target's test."],
   ["r", "corrected", "The target's own token, in the place of a drafted one that it rejected. Papers call it resampled."],
   ["b", "bonus", "Every drafted token of the round passed, so the same pass gave the target's next token for free."],
-  ["t", "not drafted", "The target wrote it by itself: nothing was drafted for it."],
+  ["t", "not drafted", "The target wrote it by itself, in a round in which the drafter guessed nothing."],
   ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],
   ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
 ];

@@ -17,6 +17,10 @@ const NARROW = 900; // px; there the arena lies below the form, see race.css
 const IN_SIGHT = 100; // px of the lanes that must be in the window
 const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
 const COUNTED = "They are counted where there is a drafter.";
+const HOW = [
+  "K and temperature",
+  "K is how many tokens the drafter guesses in a round; auto chooses it for every round. At temperature 0 the target always takes its likeliest token; above 0 it draws one by its probabilities.",
+];
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -263,7 +267,7 @@ export class Race extends Job {
     page.share?.raced(this, this.values, end);
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.groups[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
+    this.words(`Measured: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
   }
 
   status(status) {
@@ -291,6 +295,7 @@ export class Race extends Job {
     const size = drafts && one && sd.draftSize(request.settings);
     const how = size ? `${tree ? "by" : "at"} ${size}, temperature` : "at temperature";
     this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
+    Object.assign(this.parts.how, { tabIndex: 0, sdWhy: HOW });
     this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
     this.parts.again.disabled = true;
