@@ -17,9 +17,9 @@ class Family:
 
     A norm is None where there is none. `out_norm` and `down_norm` are applied to what attention and the MLP add to the
     residual stream. `above_one` says that a norm multiplies by 1 + its weight. A merged product has one name.
-    `interleaved` says that a rotation turns numbers 0 and 1 of a head, then 2 and 3, and so on, while Llama's turns the
-    first number of each half, then the second. `scaled_embedding` says that embeddings are multiplied by the square
-    root of their width.
+    `growing_queries` says that rotated queries grow with their position. `interleaved` says that a rotation turns
+    numbers 0 and 1 of a head, then 2 and 3, and so on, while Llama's turns the first number of each half, then the
+    second. `scaled_embedding` says that embeddings are multiplied by the square root of their width.
     """
 
     attention_norm: str | None = "input_layernorm"
@@ -32,6 +32,7 @@ class Family:
     biased: str | None = "attention_bias"  # the field that says whether attention has biases; None: it has
     out_biased: bool = True  # whether its output then has one too
     above_one: bool = False
+    growing_queries: bool = False
     interleaved: bool = False
     scaled_embedding: bool = False
     expert_size: str | None = None  # the field with the inner size of an expert, if layers have experts
@@ -55,6 +56,7 @@ _GEMMA = Family(
 _GLM = Family(up=("gate_up_proj",), out_biased=False, interleaved=True)
 FAMILIES = {
     **dict.fromkeys(("llama", "smollm3", "mistral", "ministral", "granite"), Family()),
+    "ministral3": Family(growing_queries=True),
     "qwen2": Family(biased=None, out_biased=False),
     "qwen3": Family(normed_heads="head"),
     "gemma": Family(above_one=True, scaled_embedding=True),
@@ -148,7 +150,8 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 
     Captured passes on a GPU have none of what distinguishes some families from Llama: windows, scales and caps, norms
-    of what is added to the residual stream, and experts, since a captured pass launches the same kernels each time.
+    of what is added to the residual stream, queries that grow with their position, and experts, since a captured pass
+    launches the same kernels each time.
 
     Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
     text part of a larger model, whose weights have other names.
@@ -169,7 +172,8 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
         return False
     if on_gpu and (any(windows(config)) or Scales.of(config) != Scales(head_width(config) ** -0.5)):
         return False
-    if on_gpu and (FAMILIES[config.model_type].out_norm or FAMILIES[config.model_type].expert_size):
+    family = FAMILIES[config.model_type]
+    if on_gpu and (family.out_norm or family.expert_size or has_growing_queries(config)):
         return False
     ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
     return all(rope.get("rope_type", "default") in ROPES or has_equal_factors(config) for rope in ropes)
@@ -201,6 +205,12 @@ def rope_of(config: PreTrainedConfig, kind: str = FULL) -> dict[str, Any]:
 def has_ropes_by_kind(config: PreTrainedConfig) -> bool:
     """Whether layers that see all tokens have other rotations than those with a window."""
     return FULL in (getattr(config, "rope_parameters", None) or {})
+
+
+def has_growing_queries(config: PreTrainedConfig) -> bool:
+    """Whether rotated queries are multiplied by a number that grows with their position, see `ropes.Rope`."""
+    family = FAMILIES.get(config.model_type)
+    return family is not None and family.growing_queries and bool(rope_of(config).get("llama_4_scaling_beta"))
 
 
 def has_equal_factors(config: PreTrainedConfig) -> bool:

@@ -86,10 +86,10 @@ class Rows:
     def end(self) -> int:
         return self.start + self.count
 
-    def rotations(self) -> list[tuple[Tensor, Tensor]]:
-        """For each of the model's ropes, cosines and signed sines of these rows, [T, 1, width] each."""
+    def rotations(self) -> list[tuple[Tensor, ...]]:
+        """For each of the model's ropes, what `FusedModel.rotations` has of these rows."""
         at = places(self.start, self.count, self.parents)
-        return [(cos[at], sin[at]) for cos, sin in self.cache.rotations]
+        return [tuple(part[at] for part in parts) for parts in self.cache.rotations]
 
     def filled(self, count: int) -> Rows:
         """These and so many copies of the last. They write keys and values too, which the next pass overwrites before
@@ -255,7 +255,10 @@ class FusedRunner(CachedRunner):
             parts = zip(layer.head_norms, qk.split([model.heads, model.kv_heads], 1), strict=True)
             qk = torch.cat([normed_heads(norm, part) for norm, part in parts], 1)
         if layer.rope is not None:
-            qk = rotate(qk, *rotations[layer.rope])
+            cos, sin, *of_queries = rotations[layer.rope]
+            qk = rotate(qk, cos, sin)
+            for scale in of_queries:
+                qk[:, : model.heads] *= scale
         return qk, v
 
     def _attend(self, qk: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

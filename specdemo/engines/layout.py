@@ -13,27 +13,24 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..system.hardware import compute_dtype
 from .families import (
     EXPERTS_DOWN,
     EXPERTS_UP,
     FAMILIES,
-    FULL,
     ROUTER,
     Scales,
     activation,
-    has_ropes_by_kind,
     head_width,
     layer_kinds,
     mixture,
-    rope_of,
     windows,
 )
 from .linear import Linear, Norm, Step, gated_gelu, gelu, packs_on_one_core, swiglu, upcast
 from .named_weights import StoredAs, Weights, embeddings, plain
 from .quantized import Weight, rows_of
+from .ropes import Rope, kinds_of_ropes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -94,47 +91,6 @@ class Layer:
     def products(self) -> list[Linear]:
         """All of its products."""
         return [self.qkv, self.out, *([self.router.product] if self.router else []), *self.up, *self.down]
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """A rotary embedding (Su et al., arXiv 2104.09864) whose angles do not depend on the length of the text.
-
-    Number i of a head and number i + width / 2 turn together, by `frequencies` radians per position, float32 [up to
-    width / 2]. `scale` multiplies cosines and sines (YaRN). The last `still` pairs of a head do not turn.
-    """
-
-    frequencies: Tensor
-    scale: float = 1.0
-    still: int = 0
-
-    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the first `length` positions, float32 [length, width / 2] each."""
-        angles = torch.arange(length, device=self.frequencies.device)[:, None] * self.frequencies
-        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
-        return (F.pad(cos, (0, self.still), value=1.0), F.pad(sin, (0, self.still))) if self.still else (cos, sin)
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig, device: torch.device, kind: str = FULL) -> Rope:
-        """The rotation of the layers of a kind, of a model that `knows` accepts.
-
-        Frequencies are theta ** -(2 i / width), or rescaled ones.
-        """
-        stated, width, scale = rope_of(config, kind), head_width(config), 1.0
-        if (name := stated.get("rope_type", "default")) == "default":
-            turned = int(width * stated.get("partial_rotary_factor", 1.0))
-            frequencies = 1 / stated["rope_theta"] ** (torch.arange(0, turned, 2).float() / turned)
-        else:
-            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-            by_kind = {"layer_type": kind} if has_ropes_by_kind(config) else {}
-            frequencies, scale = ROPE_INIT_FUNCTIONS[name](config, **by_kind)
-        return cls(frequencies.float().to(device), scale, width // 2 - len(frequencies))
-
-    @classmethod
-    def all_of(cls, config: PreTrainedConfig, device: torch.device) -> tuple[Rope, ...]:
-        """The rotations of a model that `knows` accepts: one, or one for each kind of layer (`kinds_of_ropes`)."""
-        return tuple(cls.of(config, device, kind) for kind in kinds_of_ropes(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +169,20 @@ class FusedModel:
             logits = logits * scales.logits
         return logits if scales.logits_cap == 0 else capped(logits, scales.logits_cap)
 
-    def rotations(self, length: int) -> list[tuple[Tensor, Tensor]]:
+    def rotations(self, length: int) -> list[tuple[Tensor, ...]]:
         """For each rope the cosines and signed sines of the first `length` positions, each [length, 1, width].
 
-        With them `x * cos + swap_halves(x) * sin` is the rotary embedding.
+        With them `x * cos + swap_halves(x) * sin` is the rotary embedding. If rotated queries grow with their position,
+        what multiplies them comes third, [length, 1, 1].
         """
-        halves = ([part[:, None].to(self.dtype) for part in rope.rotation(length)] for rope in self.ropes)
-        return [(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)) for cos, sin in halves]
+        return [tuple(part[:, None].to(self.dtype) for part in _tables(rope, length)) for rope in self.ropes]
 
 
-def kinds_of_ropes(config: PreTrainedConfig) -> list[str]:
-    """The kinds of layers that have rotations of their own; one kind if all layers have the same."""
-    return sorted({*layer_kinds(config)}) if has_ropes_by_kind(config) else [FULL]
+def _tables(rope: Rope, length: int) -> list[Tensor]:
+    """See `FusedModel.rotations`."""
+    (cos, sin), of_queries = rope.rotation(length), rope.query_scales(length)
+    tables = [torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]
+    return tables if of_queries is None else [*tables, of_queries[:, None]]
 
 
 def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:

@@ -24,8 +24,9 @@ from .cpu import library
 from .cpu.library import PackedLinear, address, address_of_rows, as_floats, check_room
 from .families import Scales
 from .fused import FusedRunner, SharedPasses, round_up
-from .layout import FusedModel, Rope
+from .layout import FusedModel
 from .linear import Linear, Norm, gated_gelu, gelu
+from .ropes import Rope
 from .rows import MOST_ROWS, ancestors_of
 from .runner import ANY_ROWS, Runner
 
@@ -224,9 +225,11 @@ class NativeCache:
         sizes = layers.depth, layers.kv_heads, capacity
         self._keys = torch.zeros(*sizes, layers.width, dtype=dtype)
         self._values = torch.zeros(*sizes, round_up(layers.width, columns), dtype=dtype)
-        rotations = zip(*(rope.rotation(capacity) for rope in ropes), strict=True)
-        self._rotations = [torch.stack(parts) for parts in rotations]  # cosines, sines [ropes, capacity, width / 2]
-        addresses = [*map(address, (self._keys, self._values, *(self._rotations or (None, None))))]
+        halves = zip(*(rope.rotation(capacity) for rope in ropes), strict=True)
+        self._rotations = [torch.stack(parts) for parts in halves]  # cosines, sines [ropes, capacity, width / 2]
+        self._query_scales = _query_scales(ropes, capacity)
+        rotations = self._rotations or (None, None)
+        addresses = [*map(address, (self._keys, self._values, *rotations, self._query_scales))]
         self.described = library.Cache(*addresses, capacity)
         self.capacity, self.length = capacity, 0
         blocks = sizes[0], sizes[1], capacity // columns, layers.width // layers.library.step
@@ -240,6 +243,14 @@ class NativeCache:
         keys, values = self._by_column, self._by_line
         keys[:, :, places // columns, :, places % columns] = keys[:, :, rows // columns, :, rows % columns]
         values[:, :, :, places // step, :, places % step] = values[:, :, :, rows // step, :, rows % step]
+
+
+def _query_scales(ropes: Sequence[Rope], length: int) -> Tensor | None:
+    """See `Rope.query_scales`: float32 [ropes, length], or None if all queries stay as they are."""
+    scales = [rope.query_scales(length) for rope in ropes]
+    if all(one is None for one in scales):
+        return None
+    return torch.stack([torch.ones(length) if one is None else one for one in scales])
 
 
 class NativeModel(SharedPasses):

@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 WINDOWS = {"layer_types": KINDS, "sliding_window": 5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+GROWING = {**YARN, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.4}
 TWO_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
@@ -47,6 +48,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral with a window": ("mistral", {"sliding_window": 5}),
     "ministral": ("ministral", WINDOWS),
+    "ministral3": ("ministral3", {"rope_parameters": GROWING}),
+    "ministral3 with a window": ("ministral3", {"sliding_window": 5, "rope_parameters": GROWING}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**WINDOWS, "query_pre_attn_scalar": 7}),
     "gemma2 with low caps": ("gemma2", {**WINDOWS, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}),

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...engines.layout import Layer, Linear, Rope, swiglu
+from ...engines.layout import Layer, Linear, swiglu
 from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, Rows, can_run
+from ...engines.ropes import Rope
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
 from .networks import LayeredHead, doubled

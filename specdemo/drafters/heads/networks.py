@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...engines import ops
-from ...engines.layout import Rope
+from ...engines.ropes import Rope
 from ...types import BadInput
 from .published import EMBEDDING, OFFSETS, OUTPUT, PublishedHead, tensors_of
 from .shapes import ALL, EACH, NONE, HeadShape, rope_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines.layout import Rope
+from ...engines.ropes import Rope
 from ...types import MAX_K
 
 ROPE_THETA = 10_000.0

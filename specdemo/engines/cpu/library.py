@@ -68,7 +68,10 @@ class Model(Structure):
 
 
 class Cache(Structure):
-    _fields_ = [*((name, c_void_p) for name in ("keys", "values", "cosines", "sines")), ("capacity", c_long)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values", "cosines", "sines", "query_scales")),
+        ("capacity", c_long),
+    ]
 
 
 class Tree(Structure):

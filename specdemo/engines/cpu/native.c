@@ -59,8 +59,9 @@ typedef struct {
     float scale, cap, residual;
     int gelu, all_heads, bidirectional;
 } Model;
-/* Cosines and sines are [rotations, capacity, width / 2]. COLUMNS divides the capacity. */
-typedef struct { act_t *keys, *values; const float *cosines, *sines; long capacity; } Cache;
+/* Cosines and sines are [rotations, capacity, width / 2], and what multiplies rotated queries is [rotations, capacity], or
+   NULL for nothing. COLUMNS divides the capacity. */
+typedef struct { act_t *keys, *values; const float *cosines, *sines, *query_scales; long capacity; } Cache;
 /* How the rows of a pass follow each other where they are no chain. They are written after the `base` tokens that all of
    them see, row after row, and bit i of ancestors[t] says that row t of the pass sees slot base + i; its own bit is set. A
    row stands as many positions after the base as it has ancestors. */
@@ -174,6 +175,8 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
                 x[i] = a * cosine[i] - b * sine[i];
                 x[half + i] = b * cosine[i] + a * sine[i];
             }
+            if (key < 0 && cache->query_scales)
+                for (long i = 0; i < width; i++) x[i] *= cache->query_scales[layer->rope * cache->capacity + position];
         }
     }
     if (key < 0)

@@ -1,0 +1,78 @@
+"""The rotary embeddings of a known model: the angles by which each position turns queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .families import FULL, has_growing_queries, has_ropes_by_kind, head_width, layer_kinds, rope_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding (Su et al., arXiv 2104.09864).
+
+    Number i of a head and number i + width / 2 turn together, by `frequencies` radians per position, float32 [up to
+    width / 2]. `scale` multiplies cosines and sines (YaRN). The last `still` pairs of a head do not turn.
+
+    `growth` is how much rotated queries grow with each `span` positions, see `query_scales`.
+    """
+
+    frequencies: Tensor
+    scale: float = 1.0
+    still: int = 0
+    growth: float = 0.0
+    span: int = 1
+
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the first `length` positions, float32 [length, width / 2] each."""
+        angles = torch.arange(length, device=self.frequencies.device)[:, None] * self.frequencies
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return (F.pad(cos, (0, self.still), value=1.0), F.pad(sin, (0, self.still))) if self.still else (cos, sin)
+
+    def query_scales(self, length: int) -> Tensor | None:
+        """What multiplies the rotated queries of the first `length` positions, float32 [length]; None for nothing.
+
+        It is 1 + growth * log(1 + position // span): Llama 4's attention temperature, as Ministral 3 has it.
+        """
+        if not self.growth:
+            return None
+        spans = torch.arange(length, device=self.frequencies.device) / self.span
+        return 1 + self.growth * torch.log(1 + spans.floor())
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, device: torch.device, kind: str = FULL) -> Rope:
+        """The rotation of the layers of a kind, of a model that `knows` accepts.
+
+        Frequencies are theta ** -(2 i / width), or rescaled ones.
+        """
+        stated, width, scale = rope_of(config, kind), head_width(config), 1.0
+        if (name := stated.get("rope_type", "default")) == "default":
+            turned = int(width * stated.get("partial_rotary_factor", 1.0))
+            frequencies = 1 / stated["rope_theta"] ** (torch.arange(0, turned, 2).float() / turned)
+        else:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+            by_kind = {"layer_type": kind} if has_ropes_by_kind(config) else {}
+            frequencies, scale = ROPE_INIT_FUNCTIONS[name](config, **by_kind)
+        of_queries: tuple[float, int] | tuple[()] = ()
+        if has_growing_queries(config):
+            of_queries = stated["llama_4_scaling_beta"], stated["original_max_position_embeddings"]
+        return cls(frequencies.float().to(device), scale, width // 2 - len(frequencies), *of_queries)
+
+    @classmethod
+    def all_of(cls, config: PreTrainedConfig, device: torch.device) -> tuple[Rope, ...]:
+        """The rotations of a model that `knows` accepts: one, or one for each kind of layer (`kinds_of_ropes`)."""
+        return tuple(cls.of(config, device, kind) for kind in kinds_of_ropes(config))
+
+
+def kinds_of_ropes(config: PreTrainedConfig) -> list[str]:
+    """The kinds of layers that have rotations of their own; one kind if all layers have the same."""
+    return sorted({*layer_kinds(config)}) if has_ropes_by_kind(config) else [FULL]
