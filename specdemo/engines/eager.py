@@ -16,7 +16,7 @@ from ..types import BadInput
 from .modules import cache_argument, decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
-from .runner import CachedRunner, Runner, check_branches, check_fits
+from .runner import DEPENDS_ON_LENGTH, CachedRunner, Runner, check_branches, check_fits
 from .settled import settled
 
 # Families whose layers read only the layer before and the cache.
@@ -54,7 +54,7 @@ class EagerRunner(CachedRunner):
         if layers != {"full_attention"} or getattr(config, "sliding_window", None):
             return "some layers of this model see a window only"
         if self.model is not self._unsettled:  # a tree may have more rows than the run has positions
-            return "its rotary embedding depends on how long the text can get"
+            return DEPENDS_ON_LENGTH
         if config._attn_implementation not in MASKED:
             return f"its attention ({config._attn_implementation}) takes no mask of that kind"
         return None

@@ -77,7 +77,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
 HYBRIDS |= {"olmo_hybrid"}
 RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
-ROPES = {"default", "linear", "llama3", "yarn"}  # rotations whose angles never depend on the length of the text
+ROPES = {"default", "linear", "llama3", "yarn", "longrope"}  # all but those with other angles at every length
 ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}  # see `layout`
 
 
@@ -150,8 +150,8 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 
     Captured passes on a GPU have none of what distinguishes some families from Llama: windows, scales and caps, norms
-    of what is added to the residual stream, queries that grow with their position, and experts, since a captured pass
-    launches the same kernels each time.
+    of what is added to the residual stream, queries that grow with their position, angles that depend on how long a
+    text can get, and experts, since a captured pass launches the same kernels each time.
 
     Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
     text part of a larger model, whose weights have other names.
@@ -176,7 +176,9 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
     if on_gpu and (family.out_norm or family.expert_size or has_growing_queries(config)):
         return False
     ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
-    return all(rope.get("rope_type", "default") in ROPES or has_equal_factors(config) for rope in ropes)
+    if on_gpu and any(rope.get("rope_type") == "longrope" for rope in ropes) and not has_equal_factors(config):
+        return False
+    return all(rope.get("rope_type", "default") in ROPES for rope in ropes)
 
 
 def activation(config: PreTrainedConfig) -> str:

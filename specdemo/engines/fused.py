@@ -29,7 +29,7 @@ from .layout import FusedModel, Layer, capped
 from .linear import Norm
 from .ops import normed_heads, rotate
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, CachedRunner, Pass, Runner, check_fits, in_groups
+from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, CachedRunner, Pass, Runner, check_fits, in_groups
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -103,7 +103,6 @@ class FusedRunner(CachedRunner):
 
     # With a mask there are gaps between the keys of a branch, and the order of sums depends on them.
     exact_tree_rows = 0
-    cannot_branch: str | None = None
 
     def __init__(self, model: FusedModel, capacity: int, together: SharedPasses | None = None) -> None:
         """Runners of the same `together` can be read in one pass."""
@@ -120,6 +119,10 @@ class FusedRunner(CachedRunner):
     @property
     def exact_rows(self) -> int:
         return MOST_ROWS if self.model.exact_products and not self.model.scales.score_cap else 0
+
+    @property
+    def cannot_branch(self) -> str | None:
+        return DEPENDS_ON_LENGTH if self.model.depends_on_length else None  # a tree needs a longer cache
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -330,10 +333,10 @@ class Cache:
     """Keys and values [layers, kv_heads, capacity, width] of a run; the first `length` positions are in use."""
 
     def __init__(self, model: FusedModel, capacity: int) -> None:
-        capacity += model.least_rows - 1  # a padded pass of one token writes this many more
-        shape = len(model.layers), model.kv_heads, padded(capacity), model.width
+        room = capacity + model.least_rows - 1  # a padded pass of one token writes this many more
+        shape = len(model.layers), model.kv_heads, padded(room), model.width
         self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embedding.device)
-        self.rotations = model.rotations(capacity)
+        self.rotations = model.rotations(room, capacity)
         self.length = 0
 
     @torch.inference_mode()

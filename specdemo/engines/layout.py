@@ -169,13 +169,22 @@ class FusedModel:
             logits = logits * scales.logits
         return logits if scales.logits_cap == 0 else capped(logits, scales.logits_cap)
 
-    def rotations(self, length: int) -> list[tuple[Tensor, ...]]:
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether its angles depend on how long the text of a run can get, see `Rope.of_run`."""
+        return any(rope.beyond is not None for rope in self.ropes)
+
+    def rotations(self, length: int, run: int) -> list[tuple[Tensor, ...]]:
         """For each rope the cosines and signed sines of the first `length` positions, each [length, 1, width].
 
         With them `x * cos + swap_halves(x) * sin` is the rotary embedding. If rotated queries grow with their position,
         what multiplies them comes third, [length, 1, 1].
+
+        Args:
+            run: the most tokens of the run.
         """
-        return [tuple(part[:, None].to(self.dtype) for part in _tables(rope, length)) for rope in self.ropes]
+        tables = (_tables(rope.of_run(run), length) for rope in self.ropes)
+        return [tuple(part[:, None].to(self.dtype) for part in of_rope) for of_rope in tables]
 
 
 def _tables(rope: Rope, length: int) -> list[Tensor]:

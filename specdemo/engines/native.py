@@ -294,7 +294,8 @@ class NativeRunner(FusedRunner):
         return x, self.together.run(x, rows, captured)
 
     def _new_cache(self) -> NativeCache:
-        return NativeCache(self.together.layers, self.context, self.model.dtype, self.model.ropes)
+        ropes = [rope.of_run(self.context) for rope in self.model.ropes]
+        return NativeCache(self.together.layers, self.context, self.model.dtype, ropes)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         return super()._embed(ids, start, parents).float()

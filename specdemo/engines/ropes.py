@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .families import FULL, has_growing_queries, has_ropes_by_kind, head_width, layer_kinds, rope_of
+from .families import FULL, has_equal_factors, has_growing_queries, has_ropes_by_kind, head_width, layer_kinds, rope_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -22,7 +22,8 @@ class Rope:
     Number i of a head and number i + width / 2 turn together, by `frequencies` radians per position, float32 [up to
     width / 2]. `scale` multiplies cosines and sines (YaRN). The last `still` pairs of a head do not turn.
 
-    `growth` is how much rotated queries grow with each `span` positions, see `query_scales`.
+    `growth` is how much rotated queries grow with each `span` positions, see `query_scales`. LongRoPE (Ding et al.,
+    arXiv 2402.13753) has a rotation `beyond` for runs that can get longer than `longest` tokens, see `of_run`.
     """
 
     frequencies: Tensor
@@ -30,6 +31,12 @@ class Rope:
     still: int = 0
     growth: float = 0.0
     span: int = 1
+    beyond: Rope | None = None
+    longest: int = 0
+
+    def of_run(self, length: int) -> Rope:
+        """The rotation of a run of at most `length` tokens: one for all of its passes, as in `settled`."""
+        return self.beyond if self.beyond is not None and length > self.longest else self
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the first `length` positions, float32 [length, width / 2] each."""
@@ -53,19 +60,25 @@ class Rope:
 
         Frequencies are theta ** -(2 i / width), or rescaled ones.
         """
-        stated, width, scale = rope_of(config, kind), head_width(config), 1.0
-        if (name := stated.get("rope_type", "default")) == "default":
-            turned = int(width * stated.get("partial_rotary_factor", 1.0))
-            frequencies = 1 / stated["rope_theta"] ** (torch.arange(0, turned, 2).float() / turned)
-        else:
-            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        stated, width = rope_of(config, kind), head_width(config)
+        name, longest = stated.get("rope_type", "default"), stated.get("original_max_position_embeddings", 0)
 
-            by_kind = {"layer_type": kind} if has_ropes_by_kind(config) else {}
-            frequencies, scale = ROPE_INIT_FUNCTIONS[name](config, **by_kind)
-        of_queries: tuple[float, int] | tuple[()] = ()
+        def rope(length: int | None = None) -> Rope:
+            if name == "default":
+                turned = int(width * stated.get("partial_rotary_factor", 1.0))
+                frequencies, scale = 1 / stated["rope_theta"] ** (torch.arange(0, turned, 2).float() / turned), 1.0
+            else:
+                from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+                by_kind = {"layer_type": kind} if has_ropes_by_kind(config) else {}
+                frequencies, scale = ROPE_INIT_FUNCTIONS[name](config, seq_len=length, **by_kind)
+            return cls(frequencies.float().to(device), scale, width // 2 - len(frequencies))
+
         if has_growing_queries(config):
-            of_queries = stated["llama_4_scaling_beta"], stated["original_max_position_embeddings"]
-        return cls(frequencies.float().to(device), scale, width // 2 - len(frequencies), *of_queries)
+            return replace(rope(), growth=stated["llama_4_scaling_beta"], span=longest)
+        if name == "longrope" and not has_equal_factors(config):
+            return replace(rope(), beyond=rope(longest + 1), longest=longest)
+        return rope()
 
     @classmethod
     def all_of(cls, config: PreTrainedConfig, device: torch.device) -> tuple[Rope, ...]:

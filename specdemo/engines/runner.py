@@ -195,6 +195,9 @@ def in_groups(passes: Sequence[W], most: int) -> Iterator[list[W]]:
     yield group
 
 
+DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
+
+
 class CannotBranch(BadInput):
     """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
 

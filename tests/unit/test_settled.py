@@ -11,13 +11,19 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.drafters.none import NoDrafter
+from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
-from specdemo.engines.runner import CannotBranch
+from specdemo.engines.families import knows
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.native import NativeRunner, native_model
+from specdemo.engines.runner import CannotBranch, check_branches
 from specdemo.engines.settled import settled
 from specdemo.types import Settings
 
 from .toys import MODEL_VOCAB, decode, generated, ids_of, oracle, plain_text
 
+needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")
 SWITCH = 64
 WIDTH = 8  # of a head
 LONG = {"original_max_position_embeddings": SWITCH, "short_factor": [1.0] * 4, "long_factor": [3.0, 6.0, 12.0, 24.0]}
@@ -133,6 +139,38 @@ def test_runs_of_different_lengths_go_on_beside_each_other(kind: str) -> None:
             seen += [event for event in [next(run, None)] if event is not None]
     assert [ids_of(seen) for seen in events] == apart
     assert apart[0] != apart[1][:30]
+
+
+@pytest.mark.parametrize("fast", [pytest.param(True, marks=needs_native), False], ids=["native", "fused"])
+@torch.inference_mode()
+def test_the_fused_engines_rotate_by_the_angles_that_a_run_settled_on(fast: bool) -> None:
+    """On both sides of the switch, drafted or not; a tree, whose cache is longer, is refused."""
+    model = model_of("longrope")
+    shared = FusedModel.of(model)
+    native = native_model(shared) if fast else None
+    assert native is not None or not fast
+
+    def runner(capacity: int) -> FusedRunner:
+        return NativeRunner(native, capacity) if native else FusedRunner(shared, capacity)
+
+    assert knows(model.config)
+    assert not knows(model.config, on_gpu=True)
+    texts = []
+    for capacity in (SWITCH, SWITCH + 1):
+        reference, ours = EagerRunner(model, capacity), runner(capacity)
+        reference.prefill(PROMPT), ours.prefill(PROMPT)
+        more = [(5 * i) % MODEL_VOCAB for i in range(SWITCH - len(PROMPT))]
+        wanted = reference.forward(more)
+        torch.testing.assert_close(ours.forward(more), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+        for temperature in (0.0, 0.8):
+            settings = Settings(k=K, temperature=temperature, seed=3, max_new_tokens=capacity - len(PROMPT))
+            texts.append(plain_text(runner(capacity), PROMPT, settings))
+            draft = oracle([*PROMPT, *texts[-1]])
+            assert ids_of(list(decode(runner(capacity), draft, PROMPT, settings))) == texts[-1]
+            assert texts[-1] == alone(model, PROMPT, settings)
+    assert texts[0] != texts[2][:-1]
+    with pytest.raises(CannotBranch, match="its rotary embedding depends on how long the text can get"):
+        check_branches(runner(SWITCH))
 
 
 def test_other_models_stay_as_they_are() -> None:
