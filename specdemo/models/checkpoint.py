@@ -32,6 +32,7 @@ from .hub_token import hub_token
 from .on_hub import download_bar, file_of
 from .source import Source, weights_file
 from .store import LoadError, Progress, ignore
+from .text_part import described
 from .weights import StoredWeights, weights_files
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ REPORTS = logging.getLogger("transformers.modeling_utils")  # of what is missing
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """A model whose configuration and tokenizer are in memory, but not its weights.
+    """A model whose configuration and tokenizer are in memory, but not its weights. Of a model for pictures and text
+    it is the text part, see `text_part`.
 
     `name_or_path` is for `from_pretrained`. `identity` names the weights in a trace. `eos` are the tokens that end a
     text, from the model's files.
@@ -91,9 +93,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
         if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
             options["local_files_only"] = True
         if config is None or not knows(config):  # transformers has to read it
-            from transformers import AutoConfig
-
-            config = AutoConfig.from_pretrained(name_or_path, **options)
+            config = described(name_or_path, options)["config"]
         check_rolls_back(config, source)
         if place.of_ours:
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(name_or_path)
@@ -164,8 +164,6 @@ def open_model(
     """
     computed = compute_dtype(dtype, device)
     with wrap_load_errors(checkpoint.source):
-        from transformers import AutoConfig
-
         if dtype == AS_STORED and (
             weights := read_weights(checkpoint, fetch_weights(checkpoint, progress), dtype, device)
         ):
@@ -173,14 +171,13 @@ def open_model(
         model = open_whole(
             str(checkpoint.source),
             checkpoint.name_or_path,
-            # `checkpoint.config` of a wheel lacks the class of the model's family.
-            config=AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options),
             dtype=computed,
             variant=checkpoint.variant,
             use_safetensors=True,
             tqdm_class=download_bar(checkpoint.source, progress),
             **device_map(device, max_memory),
             **checkpoint.options,
+            **described(checkpoint.name_or_path, checkpoint.options),  # `checkpoint.config` may lack its family's class
         )
         if dtype != computed and knows(checkpoint.config):  # a fused runner stores a smaller type than it computes in
             _round(model, dtype)
@@ -189,9 +186,9 @@ def open_model(
 
 def _opened_widened(checkpoint: Checkpoint, weights: StoredWeights, dtype: torch.dtype) -> PreTrainedModel:
     """A model by transformers, whose weights may be quantized in its files."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options)
+    config = described(checkpoint.name_or_path, checkpoint.options)["config"]
     shapes = weights.shapes  # those of experts have an axis more than when they are quantized
     numbers = {name: widened(weight).to(dtype).view(shapes[name]) for name, weight in weights.items()}
     model_class = AutoModelForCausalLM._model_mapping[type(config)]

@@ -21,6 +21,7 @@ from ..system.hardware import AS_STORED, QUANTIZED
 from .experts import JointExperts, joint_name
 from .source import weights_file
 from .store import LoadError
+from .text_part import text_name
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = ".index.json"  # the end of the name of the list of files, if there are several
@@ -160,7 +161,7 @@ class StoredWeights(Mapping[str, Weight]):
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
             for stated, tensors in groupby(sorted(file.keys()), lambda tensor: tensor.partition(SEPARATOR)[0]):
-                name, place = joint_name(stated)
+                name, place = joint_name(text_name(stated))
                 ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
                 if ours in known and place is not None:
                     experts.setdefault(ours, JointExperts(known[ours])).pieces[place] = file, stated

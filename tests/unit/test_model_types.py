@@ -77,6 +77,9 @@ VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "n
 PICTURES = {"vision_config": {**VISION, "image_size": 28, "patch_size": 14}, "image_token_index": IMAGE}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0, 6.0, 12.0, 24.0]}
 
+GROWING = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
+GROWING |= {"llama_4_scaling_beta": 0.4}
+
 # The fields of a configuration that the type needs besides SIZES. "text_config" is a model for pictures and text.
 TEXTS: dict[str, dict[str, Any]] = {
     "afmoe": {**WIDE, **EXPERTS, **WINDOW, "num_dense_layers": 1},
@@ -158,6 +161,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     },
     "minimax_m2": {**WIDE, **EXPERTS},
     "ministral": {**WIDE, **WINDOW},
+    "ministral3": {**WIDE, "rope_parameters": GROWING},
     "mistral": {**WIDE, **WINDOW},
     "mixtral": {**GROUPED, **EXPERTS, **WINDOW},
     "modernbert-decoder": {"head_dim": 8, "local_attention": 8},
@@ -190,7 +194,8 @@ TEXTS: dict[str, dict[str, Any]] = {
     "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48},
 }
 FUSED = {"gpt2", "llama", "qwen2", "qwen2, sliding", "qwen3", "smollm3", "mistral", "ministral", "gemma", "gemma2"}
-FUSED |= {"gemma3_text", "phi3", "olmo2", "olmo3", "granite", "glm", "glm4"}
+FUSED |= {"ministral3", "gemma3", "gemma3_text", "phi3", "phi3, longrope", "olmo2", "olmo3", "granite"}
+FUSED |= {"glm", "glm4", "mixtral", "olmoe", "qwen3_moe"}
 STATE = r"it has layers \(.*\) whose state cannot be rolled back after a rejected guess"
 ENCODER = "is an encoder, not a causal language model"
 NO_PARTS = "does not keep keys and values from which a pass over several tokens can go on"
