@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from specdemo.decoding import batch
+from specdemo.decoding.batch import decode_batch
+from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
@@ -21,16 +24,17 @@ from specdemo.engines.fused import FusedRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, can_run
 from specdemo.engines.quantized import widened
-from specdemo.engines.runner import Pass, read_together
+from specdemo.engines.runner import Pass, Wanted, read_together
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
 from specdemo.racing.figures import bytes_of, experts_read
-from specdemo.racing.race import start
+from specdemo.racing.race import decoding_of, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.verdict import judge_lane
 from specdemo.system.hardware import UNQUANTIZED
+from specdemo.types import Settings
 
 from .checkpoints import preset_of, rounded, save, write_gguf
 from .toys import MODEL_VOCAB, ids_of, native_runner, texts_drafted_and_not, untrained_heads
@@ -219,6 +223,36 @@ def test_drafts_change_no_token(loaded: Loaded) -> None:
         for drafter, tree in (("eagle", False), ("eagle", True), ("block", False), ("layer-skip", False)):
             drafted = list(start(loaded, drafter, prompt, replace(settings, tree=tree)))
             assert ids_of(drafted) == alone, (drafter, tree)
+
+
+@needs_native
+@pytest.mark.parametrize("drafter", ["none", "eagle"])
+def test_each_of_several_texts_at_once_is_what_it_is_alone(
+    loaded: Loaded, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts and texts of unequal length, one to four at a time, greedy and sampled, chains and trees."""
+    prompts = [loaded.encode("the cat sat on the mat"[:length], raw=True) for length in (9, 3, 22, 14)]
+    settings = [
+        Settings(k=1 + index, temperature=0.8 * (index % 2), max_new_tokens=7 + 4 * index, seed=index, tree=index > 1)
+        for index in range(4)
+    ]
+    both = list(zip(prompts, settings, strict=True))
+    alone = {index: ids_of(list(start(loaded, "none", *run))) for index, run in enumerate(both)}
+    shared = list[int]()
+
+    def watched(passes: Sequence[Wanted]) -> list[torch.Tensor]:
+        shared.append(len(passes))
+        return read_together(passes)
+
+    monkeypatch.setattr(batch, "read_together", watched)
+    for at_once in range(1, 5):
+        shared.clear()
+        texts: dict[int, list[Any]] = {index: [] for index in alone}
+        decodings = (decoding_of(loaded, drafter, prompt, rule_for(each), None) for prompt, each in both)
+        for index, event in decode_batch(decodings, at_once):
+            texts[index].append(event)
+        assert {index: ids_of(events) for index, events in texts.items()} == alone
+        assert max(shared) == at_once
 
 
 @needs_native
