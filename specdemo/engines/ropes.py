@@ -89,3 +89,13 @@ class Rope:
 def kinds_of_ropes(config: PreTrainedConfig) -> list[str]:
     """The kinds of layers that have rotations of their own; one kind if all layers have the same."""
     return sorted({*layer_kinds(config)}) if has_ropes_by_kind(config) else [FULL]
+
+
+def rotation_bytes(config: PreTrainedConfig, engine: str, dtype: torch.dtype) -> int:
+    """Bytes of rotations that a run of an engine, which computes in `dtype`, keeps for each position."""
+    text = config.get_text_config()
+    if engine == "eager" or text.model_type == "gpt2":
+        return 0
+    # The two numbers that turn together have the same cosine and sine. Only the native engine keeps these once.
+    halves, kept = (1, torch.float32) if engine == "native" else (2, dtype)
+    return len(kinds_of_ropes(text)) * (halves * head_width(text) + has_growing_queries(text)) * kept.itemsize

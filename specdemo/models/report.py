@@ -18,8 +18,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
 from ..engines.choose import expected_engine
-from ..engines.families import FAMILIES, head_width, is_hybrid
+from ..engines.families import FAMILIES, is_hybrid
 from ..engines.quantized import READERS, bits_kept
+from ..engines.ropes import rotation_bytes
 from ..system.hardware import AS_STORED, choose_devices, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
 from .checkpoint import find_checkpoint
@@ -33,7 +34,6 @@ from .source import Source
 from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
-ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
 # transformers' names for architectures of GGUF files, where they differ
 TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
 ESTIMATE = (
@@ -205,9 +205,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
     numbers, text = part.numbers if of_file is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for input rows, one laid out for the output
-    row = part.keys_and_values * computed.itemsize
-    if engine != "eager" and text.model_type != "gpt2":
-        row += ROTATION * head_width(text)
+    row = part.keys_and_values * computed.itemsize + rotation_bytes(config, engine, computed)
     return ModelReport(
         name=str(source),
         download=told.download,

@@ -44,13 +44,14 @@ def tokens_of(loaded: Loaded, drafter: str, count: int = 24) -> list[int]:
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gemma3_text"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_memory_told_is_what_is_taken(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str, dtype: str
 ) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 1024, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2} if family == "gpt2" else {"num_attention_heads": 2, "num_key_value_heads": 1}
+    heads |= {"head_dim": 128} if family == "gemma3_text" else {}  # it has two rotations
     config = hf.AutoConfig.for_model(family, vocab_size=len(tokenizer), **sizes, **heads)
     config.tie_word_embeddings = family != "llama"
     folder = save(hf.AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "model")

@@ -4,6 +4,7 @@ every pass, over the ends of windows."""
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from specdemo.engines.families import FAMILIES, knows
 from specdemo.engines.fused import FusedRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
+from specdemo.engines.ropes import rotation_bytes
 from specdemo.engines.runner import Runner
 from specdemo.models.weights import shapes
 from specdemo.system.hardware import QUANTIZED
@@ -156,6 +158,20 @@ def test_float16_weights_keep_the_range_of_large_activations() -> None:
     runner = runner_of(model, "native", torch.float16)
     halves = runner_of(model.half().float(), "native")
     torch.testing.assert_close(runner.prefill(ids), halves.prefill(ids), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "fused"])
+@pytest.mark.parametrize("name", ["mistral", "ministral3", "gemma3", "phi3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rotations_of_a_run_take_what_is_told(name: str, engine: str, dtype: torch.dtype) -> None:
+    model = model_of(name)
+    runner: Any = runner_of(model, engine, dtype)
+    runner.prefill([1, 2, 3])
+    cache = runner._cache
+    tables = [cache._query_scales, *cache._rotations] if engine == "native" else [*chain(*cache.rotations)]
+    positions = cache.capacity if engine == "native" else len(tables[0])
+    taken = sum(table.nbytes for table in tables if table is not None)
+    assert taken == positions * rotation_bytes(model.config, engine, runner.model.dtype)
 
 
 def test_the_weights_of_a_file_are_those_of_transformers(model: PreTrainedModel) -> None:
