@@ -246,11 +246,11 @@ def _config(header: Header) -> PreTrainedConfig:
         sizes |= {"num_experts": experts, "num_experts_per_tok": int(header.of_model("expert_used_count", 1))}
         sizes["moe_intermediate_size"] = int(header.of_model("expert_feed_forward_length", sizes["intermediate_size"]))
     kind, two_factors = TYPES.get(header.architecture, header.architecture), LONG in header.shapes
-    if kind in FAMILIES and not two_factors:
-        return AutoConfig.for_model(kind, **sizes)
-    config = PreTrainedConfig(**sizes)
-    config.model_type = header.architecture
-    config.rope_parameters = {"rope_type": "longrope"} if two_factors else None  # the factors are not read yet
+    config: PreTrainedConfig = AutoConfig.for_model(kind, **sizes) if kind in FAMILIES else PreTrainedConfig(**sizes)
+    if kind not in FAMILIES:
+        config.model_type, config.rope_parameters = header.architecture, None
+    if two_factors:
+        config.rope_parameters = {"rope_type": "longrope"}  # the factors are not read yet
     return config
 
 
