@@ -8,8 +8,9 @@ whether or not its rows branch. So greedy text is the same to the last bit with 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from ctypes import byref, c_uint64, c_void_p, pointer
+from ctypes import byref, c_long, c_uint64, c_void_p, pointer
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -147,8 +148,8 @@ class NativeLayers:
         outputs: Mapping[int, Tensor] = MappingProxyType({}),
         second_input: Tensor | None = None,
         kv_only: bool = False,
-    ) -> None:
-        """Run the layers over x [T, hidden] float32, in place.
+    ) -> int:
+        """Run the layers over x [T, hidden] float32, in place. Returns how many experts were read, those of all layers.
 
         The T rows are those of one or several sequences, one after the other. With `kv_only` every layer reads x
         itself, and writes its keys and values into the caches but computes nothing else.
@@ -171,11 +172,13 @@ class NativeLayers:
         copies = (c_void_p * self.depth)()
         for layer, output in outputs.items():
             copies[layer] = address_of_rows(output, torch.float32, self.hidden)
+        read = c_long()
         done = self.library.functions.run_layers(
             *(byref(self._described), self.depth, copies, inputs, others, described, len(rows), kv_only),
-            torch.get_num_threads(),
+            *(torch.get_num_threads(), byref(read)),
         )
         check_room(done)
+        return read.value
 
 
 def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
@@ -260,11 +263,21 @@ class NativeModel(SharedPasses):
         super().__init__(model)
         self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width, model.scales)
         self.head = NativeHead(self.layers, model.norm, model.head)
+        self._mixed = sum(layer.router is not None for layer in model.layers)
+        self._passes, self._read = Counter[int](), Counter[int]()  # of one sequence, by their rows
+
+    @property
+    def experts_read(self) -> dict[int, float]:
+        """How many experts of a layer a pass over so many rows of one sequence has read so far, in the mean."""
+        return {rows: self._read[rows] / passes / self._mixed for rows, passes in self._passes.items()}
 
     def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int]) -> dict[int, Tensor]:
         """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each."""
         outputs = {layer: torch.empty_like(x) for layer in captured}
-        self.layers.run(x, rows, outputs)
+        read = self.layers.run(x, rows, outputs)
+        if self._mixed and len(rows) == 1 and len(x) <= MOST_ROWS:
+            self._passes[len(x)] += 1
+            self._read[len(x)] += read
         return {layer: output.to(self.model.dtype) for layer, output in outputs.items()}
 
 

@@ -25,7 +25,7 @@ from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.cpu.library import library_for
 from ..engines.families import attending_layers, knows
-from ..engines.runner import Runner
+from ..engines.runner import Runner, together_of
 from ..system.hardware import (
     AS_STORED,
     QUANTIZED,
@@ -166,7 +166,7 @@ class Loaded:
             "devices": [*self.held],
             "placement": self.placement,
             "bytes_per_pass": self.bytes_per_pass,
-            **({"experts": self.experts} if self.experts else {}),
+            **({"experts": {**self.experts, **self._experts_read()}} if self.experts else {}),
             "engine": self.engine,
             "exact_rows": self.exact_rows,
             "exact_tree_rows": self.exact_tree_rows,
@@ -183,6 +183,11 @@ class Loaded:
             "cuda": torch.version.cuda,
             "transformers": version("transformers"),
         }
+
+    def _experts_read(self) -> dict[str, dict[str, float]]:
+        """See `NativeModel.experts_read`; empty where nothing was counted. A trace is JSON: names are strings."""
+        counted = {} if self.released else getattr(together_of(self.target_runner(1)), "experts_read", {})
+        return {"read": {str(rows): mean for rows, mean in sorted(counted.items())}} if counted else {}
 
     def release(self) -> None:
         """Drop the models and free their memory. Safe to call twice; nothing can run afterwards."""

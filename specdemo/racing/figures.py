@@ -21,6 +21,7 @@ ENOUGH = 5  # the fewest passes to take a mean of
 ENOUGH_DRAFTS = 10  # the fewest drafts to say what another K would give
 LONGEST = 8  # the largest K that is predicted from shorter drafts: longer passes may cost more than the line
 STEPS = 10**9  # of a rate from 0 to 1, to find one by bisection
+MEASURED = "memory_rate", "experts"  # of an environment: what a race adds to it
 NOWHERE: Mapping[str, Any] = {}  # an unknown environment
 
 
@@ -151,14 +152,29 @@ def weight_bytes(environment: Mapping[str, Any]) -> int | None:
 def bytes_of(lane: Stats, environment: Mapping[str, Any]) -> int | None:
     """How many bytes of weights a mean pass of a lane reads; None if unknown.
 
-    In a model with experts a pass over more rows reads more of them. How many is estimated, see `experts_read`.
+    In a model with experts a pass over more rows reads more of them. How many was counted, see `experts_counted`, or is
+    estimated, see `experts_read`.
     """
     one_row, experts = weight_bytes(environment), environment.get("experts")
     facts = [experts.get(name) for name in ("count", "used", "bytes")] if isinstance(experts, dict) else []
     count, used, size = (fact if type(fact) is int and fact > 0 else 0 for fact in facts or [0] * 3)
     if one_row is None or not (count >= used > 0 < size) or not lane.rounds or lane.drafted is None:
         return one_row
-    return round(one_row + size / count * (experts_read(count, used, 1 + lane.drafted / lane.rounds) - used))
+    read = experts_counted(lane, environment) or experts_read(count, used, 1 + lane.drafted / lane.rounds)
+    return round(one_row + size / count * (read - used))
+
+
+def experts_counted(lane: Stats, environment: Mapping[str, Any]) -> float | None:
+    """How many experts of a layer a mean pass of a lane reads, as passes of so many rows did where it ran; None if that
+    was not counted for all of them."""
+    experts = environment.get("experts")
+    read = experts.get("read") if isinstance(experts, dict) else None
+    if not isinstance(read, dict) or not lane.drafts_tested:
+        return None
+    rows = [1 + draft.drafted for draft in lane.drafts_tested] + [1] * (lane.rounds - len(lane.drafts_tested))
+    counts = [read.get(str(number)) for number in rows]
+    known = [count for count in counts if isinstance(count, float) and 0 < count < float("inf")]
+    return fmean(known) if len(known) == len(rows) else None
 
 
 def experts_read(count: int, used: int, rows: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .asked import AHEAD, DraftedLane
 from .compare import Comparison, exact_rows
-from .figures import EVEN, MUCH, NOWHERE, Figures, bytes_of, memory_rate_of, memory_share, weight_bytes
+from .figures import EVEN, MUCH, NOWHERE, Figures, bytes_of, experts_counted, memory_rate_of, memory_share, weight_bytes
 from .notes import notes
 from .stats import Pace, Stats, speed_up
 
@@ -63,7 +63,7 @@ def judge_lane(
     rows = exact_rows(environment, tree=asked is not None and asked.tree)
     told = notes(found, comparison.identical if comparison else None, rows)
     rate, of_lane = memory_rate_of(environment), bytes_of(lane, environment)
-    table = numbers(found, weight_bytes(environment), rate, of_lane)
+    table = numbers(found, weight_bytes(environment), rate, of_lane, experts_counted(lane, environment) is not None)
     return LaneVerdict(found.speed_up, sentence, told, table, found)
 
 
@@ -316,7 +316,11 @@ def action(found: Figures) -> str:
 
 
 def numbers(
-    found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None, lane_bytes: int | None = None
+    found: Figures,
+    pass_bytes: int | None = None,
+    memory_rate: float | None = None,
+    lane_bytes: int | None = None,
+    counted: bool = False,
 ) -> list[tuple[str, str]]:
     """The figures as a table of names and values.
 
@@ -324,6 +328,7 @@ def numbers(
         pass_bytes: how many bytes of weights a pass of the target over one row reads; None if unknown.
         memory_rate: bytes per second that the memory streams; None if it was not measured.
         lane_bytes: what a mean pass of the drafted lane reads; None if that is the same. It is more with experts.
+        counted: whether the experts that it reads were counted, not estimated.
     """
     plain, lane = found.plain, found.lane
     both = (plain, pass_bytes), (lane, lane_bytes or pass_bytes)
@@ -340,6 +345,7 @@ def numbers(
     used = [f"{share:.0%} {which}" for share, which in zip(shares, (ALONE, DRAFTED), strict=True) if share is not None]
     read = [f"{(one.rounds + 1) * size / 1e9:.1f} GB" for one, size in both if size]
     more = lane_bytes if lane_bytes and lane_bytes != pass_bytes else None
+    how = "by the experts that such passes read" if counted else "estimated: as if rows chose their experts at random"
     rows = {
         "speed-up": f"{found.speed_up:.2f}×, give or take {found.noise:.0%}",
         "tokens per round": f"{found.tokens:.2f}",
@@ -350,9 +356,7 @@ def numbers(
             f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
         ),
         "weights read per pass, target alone": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
-        "weights read per pass, with the drafter": (
-            f"{more / 1e9:.3f} GB, estimated: as if rows chose their experts at random" if more else ""
-        ),
+        "weights read per pass, with the drafter": f"{more / 1e9:.3f} GB, {how}" if more else "",
         "weights read for the whole text": f"{read[0]} {ALONE}, {read[1]} {DRAFTED}" if read else "",
         "share of the memory's speed": ", ".join(used),
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",

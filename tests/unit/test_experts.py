@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -29,9 +30,10 @@ from specdemo.models.loaded import Loaded, load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
-from specdemo.racing.figures import bytes_of, experts_read
+from specdemo.racing.figures import bytes_of, experts_counted, experts_read
 from specdemo.racing.race import decoding_of, start
 from specdemo.racing.stats import Stats
+from specdemo.racing.stats import Tested as Draft  # pytest would collect a Tested
 from specdemo.racing.verdict import judge_lane
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import Settings
@@ -276,10 +278,37 @@ def test_the_experts_of_a_pass_are_estimated_as_if_rows_chose_them_at_random() -
     assert experts_read(128, 8, 5) == pytest.approx(seen / 400, rel=0.02)
 
 
+@needs_native
+def test_what_a_race_reads_of_the_experts_is_counted(loaded: Loaded) -> None:
+    """As the routers of transformers' model choose."""
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    assert "read" not in loaded.environment()["experts"], "nothing has been read"
+    runner: Any = loaded.target_runner(64)
+    runner.prefill(prompt)
+    counted = loaded.environment()["experts"]["read"]
+    model, chosen = loaded.model.float(), list[torch.Tensor]()
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "gate"):
+            layer.mlp.gate.register_forward_hook(lambda _module, _inputs, outputs: chosen.append(outputs[2]))
+    with torch.inference_mode():
+        model(torch.tensor([prompt]))
+    assert counted == {str(len(prompt)): fmean(one.unique().numel() for one in chosen)}
+    settings = Settings(k=2, max_new_tokens=12)
+    lane = Stats.of(start(loaded, "eagle", prompt, settings))
+    environment = loaded.environment()
+    assert environment["experts"]["read"]["1"] == loaded.experts["used"]
+    read = experts_counted(lane, environment)
+    assert read is not None
+    assert loaded.experts["used"] <= read <= loaded.experts["count"]
+
+
 def test_a_pass_over_more_rows_reads_more_experts() -> None:
     plain = Stats(tokens=40, rounds=40, drafted=0, seconds=40.0, verify_times=[1.0] * 40, round_times=[1.0] * 40)
     lane = replace(plain, rounds=20, drafted=60)
-    environment = {"bytes_per_pass": 10 * 10**9, "experts": {"count": 8, "used": 2, "bytes": 32 * 10**9}}
+    environment: dict[str, Any] = {
+        "bytes_per_pass": 10 * 10**9,
+        "experts": {"count": 8, "used": 2, "bytes": 32 * 10**9},
+    }
     assert bytes_of(plain, environment) == 10 * 10**9
     distinct = 8 * (1 - 0.75**4)
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9)
@@ -287,3 +316,15 @@ def test_a_pass_over_more_rows_reads_more_experts() -> None:
     told = dict(judge_lane(plain, lane, environment=environment).numbers)
     assert told["weights read per pass, target alone"].startswith("10.000 GB")
     assert told["weights read per pass, with the drafter"].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
+    environment["experts"] |= {"read": {"1": 2.0, "3": 3.5, "4": 3.75}}
+    assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9), "no draft is told"
+    lane = replace(lane, drafts_tested=[Draft(3, 3, 3)] * 12 + [Draft(2, 2, 2)] * 4)
+    read = (12 * 3.75 + 4 * 3.5 + 4 * 2.0) / 20  # four rounds had no draft
+    assert bytes_of(lane, environment) == pytest.approx((2 + 4 * read) * 1e9)
+    told = dict(judge_lane(plain, lane, environment=environment).numbers)
+    assert (
+        told["weights read per pass, with the drafter"]
+        == f"{2 + 4 * read:.3f} GB, by the experts that such passes read"
+    )
+    environment["experts"]["read"].pop("3")
+    assert experts_counted(lane, environment) is None

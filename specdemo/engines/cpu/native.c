@@ -373,9 +373,9 @@ static void copy_rows(const float *x, long count, long hidden, float *out) {
 /* Run the layers over the rows x [count, hidden] of some sequences, in place. With `kv_only` every layer reads x itself,
    and only writes its keys and values into the caches. Where `outputs` of a layer is not NULL, its outputs are copied
    there, [count, hidden]: a call for each part of the layers would start the threads anew.
-   Returns 0 if there is no memory left, else 1. */
+   Returns 0 if there is no memory left, else 1 and in `read` how many experts some row chose, over all layers. */
 int run_layers(const Model *m, int depth, float *const *outputs, float *x, const float *second_input,
-               const Sequence *sequences, long several, int kv_only, int threads) {
+               const Sequence *sequences, long several, int kv_only, int threads, long *read) {
     const Layer *one = m->layers; /* attention has the same shape in all */
     const long hidden = m->hidden, queries = m->heads * m->width;
     long count = 0, stride = 0, inner = 0, used = 0, experts = 0; /* inner: of all experts of a token */
@@ -396,6 +396,7 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
     const long of_routing = routing_size(count, experts, used);
     char *buffers = malloc(threads * per_thread + of_routing + sizeof(Row) + count * per_token);
     if (!buffers) return 0;
+    *read = 0;
     const Routing routing = routing_in(buffers + threads * per_thread, count, experts, used);
     Row *rows = (Row *)(buffers + round_up(threads * per_thread + of_routing, sizeof(Row))), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
@@ -421,9 +422,10 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
             add_product(m, &layer->out_norm, &layer->out, &of_attended, count, all, x, &b);
             norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden);
             complete(layer->used ? &layer->router : layer->up, &of_normed, count, &b);
-            if (layer->used)
+            if (layer->used) {
                 add_experts(m, layer, &of_normed, count, &routing, &of_slots, &of_activated, all, scratch, x, &b);
-            else {
+                if (!omp_get_thread_num()) *read += *routing.several; /* which this thread wrote */
+            } else {
                 activate(layer->up, m->gelu, &of_normed, count, all, scratch, activated);
                 complete(layer->down, &of_activated, count, &b);
                 add_product(m, &layer->down_norm, layer->down, &of_activated, count, all, x, &b);

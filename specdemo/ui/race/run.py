@@ -11,7 +11,7 @@ from typing import Any
 from ...decoding.events import Round, emitted_tokens
 from ...drafters.names import DRAFTERS
 from ...racing.asked import Request, fitted
-from ...racing.figures import memory_rate_of
+from ...racing.figures import MEASURED
 from ...racing.memory import Memory, remembering, told_by
 from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
@@ -89,8 +89,8 @@ class Run(Job):
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
         found = backend.outcome(loaded, request, self.entries)
-        if rate := memory_rate_of(found.environment):
-            self.header["environment"]["memory_rate"] = rate
+        counted = {name: found.environment[name] for name in MEASURED if name in found.environment}
+        self.header["environment"] |= counted
         sentence = " ".join(filter(None, [found.sentence, told, told_by(self.header.get("lanes", ()))]))
         self._ended(replace(found, sentence=sentence))
 
