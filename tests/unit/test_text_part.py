@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
 
+from specdemo.drafters.heads.files import save_head
 from specdemo.engines.families import knows
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of
 from specdemo.models.report import report_on
 from specdemo.models.text_part import text_name, text_part
+from specdemo.racing.race import start
+from specdemo.racing.stats import Stats
 
+from .checkpoints import preset_of as by_heads
 from .checkpoints import save
-from .toys import texts_drafted_and_not
+from .toys import ids_of, texts_drafted_and_not, untrained_heads
 
 SIZES: dict[str, Any] = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8},
@@ -100,6 +105,25 @@ def test_the_text_part_alone_writes_what_the_whole_model_writes(
             texts_drafted_and_not(loaded, ids[:12], 20)
         runner.release()
         loaded.release()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_and_fewer_layers_draft_chains_and_trees_for_the_text_part(
+    kind: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    heads = untrained_heads(len(tokenizer), 32, layers=2, heads=4, draft_vocab=len(tokenizer) - 20)
+    files = {name: tmp_path / f"{name}.safetensors" for name in heads}
+    for name, head in heads.items():
+        save_head(head, files[name], {})
+    folder = save(whole_of(kind, len(tokenizer), tied=False), tokenizer, tmp_path / "model")
+    loaded = load(by_heads(folder, heads=files, skip_layers=1), "float32", "cpu")
+    prompt = loaded.encode("the cat sat on the mat", raw=True)
+    for settings, alone in texts_drafted_and_not(loaded, prompt, 20):
+        for drafter, tree in (("eagle", False), ("eagle", True), ("block", False), ("layer-skip", False)):
+            events = list(start(loaded, drafter, prompt, replace(settings, tree=tree)))
+            assert ids_of(events) == alone, (drafter, tree)
+            assert not tree or Stats.of(events).trees
+    loaded.release()
 
 
 def test_a_model_whose_text_part_is_of_another_kind_stays_whole() -> None:
