@@ -147,7 +147,19 @@ HIDE = """hidden => {
 # What a test fills in, each part with what it holds at first.
 FORM = """() => [...document.querySelectorAll('input:not([type=file]), textarea, select, [aria-pressed]')]
     .filter(part => !part.closest('#prompt, .sd-board, #replay'))"""
+# Gradio makes what is folded when it is unfolded first.
+UNFOLD = """async () => {
+    const press = (folded) => document.querySelector(`#${folded} > button`).click();
+    for (const [folded, part] of [["settings", "#preset"], ["lanes", "#lane2"], ["more", "#stop-strings"]]) {
+        press(folded);
+        while (!document.querySelector(`${part} :is(input, textarea)`))
+            await new Promise((done) => requestAnimationFrame(done));
+    }
+    ["more", "lanes", "settings"].forEach(press);
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+}"""
 RESTORE = f"""held => {{
+    for (const folded of ["more", "lanes", "settings"]) document.querySelector(`#${{folded}} > button.open`)?.click();
     if (document.body.classList.contains('dark')) document.querySelector('.sd-dark').click();
     const parts = ({FORM})();
     if (parts.length === held.length) parts.forEach((part, at) => {{
@@ -240,6 +252,7 @@ def reused(tabs: Tabs, used: list[Used], url: str, forgive: str = "\0", replayed
             page.goto(url)
             page.locator("#race .sd-board").wait_for()
             page.locator("[data-stage=ready]").wait_for()
+            page.evaluate(UNFOLD)
             this = Used(page, page.evaluate(LEFT), page.evaluate(HOLDS))
         yield page
     if this.restore():
