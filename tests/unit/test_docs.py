@@ -20,6 +20,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"\b(?:specdemo|tools|presets|tests|docs)/[\w./*-]*\w")
 COMMAND = re.compile(r"python -m ((?:specdemo|tools\.(?:train|page))\b(?: [^\n`]*)?)")
 APPS = {"specdemo": app, "tools.train": train_app, "tools.page": page.app}
+COMMANDS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS.items()}
 
 
 def anchors(text: str) -> set[str]:
@@ -61,7 +62,7 @@ def parse(told: str) -> None:
         Exception: typer's own, for what it cannot read. A command may be named without its options.
     """
     module, *words = shlex.split(told, comments=True)
-    command: Any = typer.main.get_command(APPS[module])
+    command = COMMANDS[module]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     if command.hidden:
