@@ -67,7 +67,6 @@ Drafters = Annotated[str, Option("--drafters", help=DRAFTERS.help)]
 PromptFile = Annotated[Path, Option("--prompts", help=PROMPT_FILE.help)]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
 MaxNewTokens = Annotated[int, Option(help=NEW_TOKENS.help)]
-Seed = Annotated[int, Option(help=SETTINGS["seed"].help)]
 Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
     bool | None, Option("--tree/--chain", help=f"{SETTINGS['tree'].help} By default as the preset has it.")

@@ -90,18 +90,24 @@ class ServerWriter(Writer):
 
 def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: Told) -> Written:
     """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
-    stats = Stats.of(events)
-    if stats.drafted is not None:
-        places: Places | None = [*counts_by_place(events)]
-        known = stats.rounds, stats.drafts, stats.drafted, places
-        return Written(tokens, stats, *known, told.notes, _halves(events, len(tokens)))
-    rounds = stats.rounds if told.accepted is None else max(len(tokens) - 1 - told.accepted, 1)
+    found = _of_events(events, tokens, told.notes)
+    if found.drafted is not None:
+        return found
+    rounds = found.rounds if told.accepted is None else max(len(tokens) - 1 - told.accepted, 1)
     places = None
     if told.by_position and told.rounds:
         full = told.drafted == told.rounds * len(told.by_position)  # then one is tested if those before it passed
         reached = [told.rounds, *told.by_position]
         places = [(reached[place] if full else None, count) for place, count in enumerate(told.by_position)]
-    return Written(tokens, stats, rounds, told.rounds, told.drafted, places, told.notes)
+    return Written(tokens, found.stats, rounds, told.rounds, told.drafted, places, told.notes)
+
+
+def _of_events(events: Sequence[Event], tokens: Sequence[Token] | None = None, notes: Sequence[str] = ()) -> Written:
+    """Where each round tells what was drafted. `tokens` are by default those of the events."""
+    stats = Stats.of(events)
+    tokens = [token for event in events for token in emitted_tokens(event)] if tokens is None else tokens
+    known = stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)]
+    return Written(tokens, stats, *known, notes, _halves(events, len(tokens)))
 
 
 def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
@@ -116,14 +122,6 @@ def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
     return [(sum(tested for tested, _ in each), sum(accepted for _, accepted in each)) for each in places]
 
 
-def _of_preset(events: Sequence[Event]) -> Written:
-    stats = Stats.of(events)
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    places: Places | None = [*counts_by_place(events)]
-    halves = _halves(events, len(tokens))
-    return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, halves=halves)
-
-
 class PresetWriter(Writer):
     """A `Writer`: the target of a loaded preset with a drafter, `none` for the target alone."""
 
@@ -136,13 +134,13 @@ class PresetWriter(Writer):
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
         (events,) = write_in_turn({self: self._run(prompt, settings)}).values()
-        return _of_preset(events)
+        return _of_events(events)
 
     def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Written, Written]:
         """A round each in turn, or a busy moment of the machine would slow down only one of them."""
         assert isinstance(other, PresetWriter)
         mine, theirs = write_in_turn({writer: writer._run(prompt, settings) for writer in (self, other)}).values()
-        return _of_preset(mine), _of_preset(theirs)
+        return _of_events(mine), _of_events(theirs)
 
     def _run(self, prompt: str, settings: Settings) -> Iterator[Event]:
         return start(self.loaded, self.drafter, self.loaded.encode(prompt), replace(settings, k=self.k))

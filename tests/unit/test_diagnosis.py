@@ -19,7 +19,6 @@ from typer.main import get_command
 from specdemo.cli import main as cli
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.racing.compare import Comparison
-from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.servers.flags import FLAGS, k_flag
 from specdemo.servers.steps import Told
 from specdemo.studies import doctor as doctors
@@ -28,7 +27,7 @@ from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
 from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, DoctorPlan, Sample, lengthened
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
-from specdemo.studies.writers import Writer, Written, _of_server
+from specdemo.studies.writers import Writer, Written, _of_events, _of_server
 from specdemo.system.progress import check_stopped
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
@@ -54,10 +53,7 @@ def events_of(rounds: Rounds, seconds: float, prompt_seconds: float = 0.5) -> It
 
 
 def written(rounds: Rounds, seconds: float) -> Written:
-    events = [*events_of(rounds, seconds)]
-    stats = Stats.of(events)
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)])
+    return _of_events([*events_of(rounds, seconds)])
 
 
 class Scripted(Writer):
