@@ -106,8 +106,9 @@ def _of_events(events: Sequence[Event], tokens: Sequence[Token] | None = None, n
     """Where each round tells what was drafted. `tokens` are by default those of the events."""
     stats = Stats.of(events)
     tokens = [token for event in events for token in emitted_tokens(event)] if tokens is None else tokens
-    known = stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)]
-    return Written(tokens, stats, *known, notes, _halves(events, len(tokens)))
+    places: Places = [*counts_by_place(events)]
+    halves = _halves(events, len(tokens))
+    return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, notes, halves)
 
 
 def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
