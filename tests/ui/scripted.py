@@ -25,16 +25,27 @@ from specdemo.models.hub_token import hub_token
 from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError
-from specdemo.racing.asked import Request
+from specdemo.racing.asked import AT_ONCE, Request
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome_of
 from specdemo.racing.trace import Entry, Spans
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
-from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.types import (
+    AUTO,
+    SETTINGS,
+    BadInput,
+    DraftedToken,
+    DraftOutcome,
+    FinishReason,
+    Settings,
+    Token,
+    TokenKind,
+)
 from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
 from specdemo.ui.lab.pictures import BY_WORDS, PICTURES
+from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, MORE_LANES, NO_LANE, read_form
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")
@@ -50,6 +61,12 @@ PRESETS = {
         ("scripted", "Scripted 135M", "A preset of the tests.", Defaults("prompt-lookup", 4, 0.0, 24)),
         ("other", "Other 1.7B", "Much larger.", Defaults("none", 2, 0.5, 12, raw=True)),
     )
+}
+FORM = {  # values of all fields, which are in order
+    **{name: one.value for name, one in SETTINGS.items()},
+    **{"prompt": "one", "preset": "scripted", "drafter": "none", "auto": False, "match": True, "max_new_tokens": 8},
+    **{"stop": "", "mode": CHAT, "order": INTERLEAVED, AT_ONCE.name: AT_ONCE.value},
+    **{name: value for lane in MORE_LANES for name, value in zip(lane, (NO_LANE, AUTO), strict=True)},
 }
 PROMPTS = {"facts": ["one two three four five", "What is rain?"], "code": ["for x in range(3): print(x)"]}
 
@@ -299,6 +316,11 @@ def spans(tokenizer: Words, event: Event) -> Spans:
         tuple(tokenizer.pieces[token.id] for token in emitted_tokens(event)),
         tuple(tokenizer.pieces[token.id] for token in drafted),
     )
+
+
+def asked_by_form(**values: Any) -> Request:
+    """What the form asks for with some values. Raises BadInput if one is wrong."""
+    return read_form([{**FORM, **values}[name] for name in FIELDS], PRESETS, 2000)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, study: type[Study], other: type[Study]) -> None:

@@ -106,14 +106,14 @@ def test_who_shares_a_core_waits_for_it() -> None:
     try:
         for _ in range(2):
             spinning.append(subprocess.Popen([sys.executable, "-c", code]))
-        time.sleep(0.5)
-        found = [measured(spinning[0].pid, lambda: time.sleep(1.0) or {}) for _ in range(3)]  # type: ignore[func-returns-value]
+        time.sleep(0.3)
+        found = [measured(spinning[0].pid, lambda: time.sleep(0.4) or {}) for _ in range(3)]  # type: ignore[func-returns-value]
     finally:
         for process in spinning:
             process.kill()
             process.wait()
     assert all(rates == {} for rates, *_ in found)
-    share = min(share for _, share, _ in found if share is not None)  # the others may want that core too, for a second
+    share = min(share for _, share, _ in found if share is not None)  # the others may want that core too, for a moment
     assert 0.3 < share < 0.9  # a half, and more if others want that core too
 
 

@@ -13,12 +13,13 @@ from specdemo.models.presets import DEFAULT_PRESET, load_presets, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.trace import read_trace
+from specdemo.types import BadInput
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 
 from .browser import run, sentence, settings, tokens_of, tokens_shown
 from .conftest import Tabs, Visit, listening, visits
-from .scripted import PROMPTS, Script
+from .scripted import PROMPTS, Script, asked_by_form
 from .test_page import SHIFTS as ALL_SHIFTS
 from .test_page import serious
 from .test_playable import lines_of
@@ -374,10 +375,9 @@ def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script
     expect(page.locator("#race .sd-figures")).to_be_visible()
 
 
-def test_lanes_that_cannot_race_are_refused_in_words(visit: Visit, script: Script) -> None:
-    page = visit("?prompt=one&k=4&lane2=prompt-lookup&k2=4")
-    run(page, until="failed")
-    assert "The lane prompt-lookup:4 is given twice." in page.locator("#race .sd-sentence").inner_text()
+def test_lanes_that_cannot_race_are_refused_in_words() -> None:
+    with pytest.raises(BadInput, match=r"^The lane prompt-lookup:4 is given twice\.$"):
+        asked_by_form(drafter="prompt-lookup", k=4, lane2="prompt-lookup", k2="4")
 
 
 @pytest.mark.slow

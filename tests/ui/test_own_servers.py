@@ -21,14 +21,13 @@ from specdemo.types import BadInput, Settings
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.race.form import FIELDS, read_form
 from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
 from .browser import open_tab, parts_by_id, run, sentence, settings, shared, tokens_of, tokens_shown
 from .conftest import Visit
-from .scripted import PRESETS, Script
+from .scripted import Script, asked_by_form
 from .test_page import SHIFTS, serious
 
 KEY, OTHER = "sk-very-secret-0123456789", "sk-another-secret-987654"
@@ -164,28 +163,6 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
     assert run.trace()
 
 
-SOUND = {
-    **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
-    **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "ahead": 0, "grammar": ""},
-    **{"saguaro": 1, "stop": ""},
-    **{
-        "mode": "chat",
-        "tree": False,
-        "order": "interleaved",
-        "lane2": "",
-        "k2": "auto",
-        "lane3": "",
-        "k3": "auto",
-        "readers": "1",
-    },
-}
-
-
-def sound(**values: Any) -> Request:
-    """What the form asks for with these values."""
-    return read_form([{**SOUND, **values}[name] for name in FIELDS], PRESETS)
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -199,13 +176,13 @@ def sound(**values: Any) -> Request:
 )
 def test_what_cannot_be_asked_is_refused_without_being_quoted(values: tuple[Any, ...], words: str) -> None:
     with pytest.raises(BadInput, match=words) as refused:
-        read_servers(sound(), values)
+        read_servers(asked_by_form(), values)
     assert KEY not in str(refused.value)
 
 
 def test_a_server_is_not_raced_with_several_readers() -> None:
     with pytest.raises(BadInput, match="A server is raced with 1 reader"):
-        read_servers(sound(readers="2"), ["http://127.0.0.1:9", "", "", ""])
+        read_servers(asked_by_form(readers="2"), ["http://127.0.0.1:9", "", "", ""])
 
 
 # On the page ----------------------------------------------------------------------------------------------------
@@ -310,8 +287,8 @@ def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
     monkeypatch.setenv("SPECDEMO_ALLOW", f"someone/big {drafting[1]}")
     assert parts_by_id()["lab-check-server"].info == f"This Space allows: {drafting[1]}."
     with pytest.raises(BadInput, match="This Space asks only the servers that its owner allows"):
-        read_servers(sound(), ["http://127.0.0.1:9", "", "", ""])
-    assert played(read_servers(sound(), [drafting[1], "", "", ""]), Script())["end"]
+        read_servers(asked_by_form(), ["http://127.0.0.1:9", "", "", ""])
+    assert played(read_servers(asked_by_form(), [drafting[1], "", "", ""]), Script())["end"]
     assert not {"lab-check-server", "lab-check-at_once"} & parts_by_id(Budgets(own_models=False)).keys()
 
 

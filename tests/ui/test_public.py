@@ -20,14 +20,14 @@ from specdemo.types import BadInput
 from specdemo.ui.engine import Beside
 from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.race import tab as race_tab
-from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, read_form
+from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 from specdemo.ui.serving.head import Head
 
 from .browser import served
-from .scripted import PRESETS, Script
+from .scripted import Script, asked_by_form
 from .test_jobs import in_a_loop_of_its_own
 from .test_line import Caller
 from .test_messages import ask
@@ -36,22 +36,6 @@ ODD_NUMBERS: list[Any] = [
     *(math.nan, math.inf, -math.inf, float("1e400"), 1e308, -1, -0.5, 4.5, True, None),
     *(10**20, 10**400, -(10**400), 10**5000, "4 ", "²", "١", "1e400", "", [], {}, [4]),
 ]
-SOUND = {
-    **{"prompt": "one", "preset": "scripted", "drafter": "none", "k": 4, "auto": False, "tree": False},
-    **{
-        "temperature": 0.0,
-        "match": True,
-        "max_new_tokens": 8,
-        "seed": 0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "ahead": 0,
-        "grammar": "",
-        "saguaro": 1.0,
-    },
-    **{"stop": "", "mode": CHAT, "order": INTERLEAVED},
-    **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto", "readers": "1"},
-}
 NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "ahead", "saguaro"]
 
 
@@ -70,8 +54,7 @@ def taken(read: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", ODD_NUMBERS, ids=lambda value: f"{type(value).__name__}")
 def test_a_number_of_the_race_is_taken_as_it_is_or_refused_in_a_sentence(name: str, value: Any) -> None:
-    values = [{**SOUND, name: value}[field] for field in FIELDS]
-    kept = taken(lambda: getattr(read_form(values, PRESETS, 2000).settings, name))
+    kept = taken(lambda: getattr(asked_by_form(**{name: value}).settings, name))
     assert kept is None or (kept == value and not isinstance(kept, bool))
 
 

@@ -24,7 +24,7 @@ from .browser import run, sentence, settings, shared
 from .conftest import Tabs, Visit, visits
 from .scripted import PRESETS, Script
 from .test_loading import choose_preset
-from .test_page import AXE, SHIFTS, granted
+from .test_page import SHIFTS, granted, serious
 
 TREE = "?drafter=ngram&k=40&tree=true&prompt=one+two+three+four+five&max_new_tokens=24"
 LANE = "#race [data-lane=speculative]"
@@ -177,9 +177,7 @@ def test_a_tree_moves_nothing_and_reads_well_on_a_phone(visit: Visit, script: Sc
     for _ in range(3):
         page.get_by_role("button", name="Next step").click()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run()")["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    assert serious(page) == []
 
 
 @pytest.mark.slow
