@@ -82,6 +82,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def settled() -> None:
+    """Nor need they look at what the modules before have imported and kept."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Why a test had to be tried again, which pytest-rerunfailures leaves out."""
     for report in terminalreporter.stats.get("rerun", []):

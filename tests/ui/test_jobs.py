@@ -28,6 +28,7 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs, is_local
 from specdemo.ui.serving.stream import _events
 
+from .browser import wait_until
 from .scripted import PRESETS, Script, ScriptedLoaded
 from .test_messages import ask
 
@@ -395,9 +396,7 @@ def test_the_engine_does_not_wait_for_whoever_looks_on() -> None:
     messages = play(engine, Run(ask(max_new_tokens=40)))
     while "lanes" not in next(messages):
         pass
-    deadline = time.monotonic() + 20
-    while script.open_races and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not script.open_races)
     assert script.ended_races == 1  # though only its first event was taken
     assert list(messages)[-1]["end"]["stats"][PLAIN]["tokens"] == 40
 

@@ -97,7 +97,7 @@ def test_a_page_sleeps_until_something_changes() -> None:
         news = _news(runs, "session")
         said = [await anext(news)]
         following = asyncio.ensure_future(anext(news))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
         assert not following.done()
         threading.Thread(target=engine.begin_loading, args=["scripted"]).start()
         said.append(await asyncio.wait_for(following, 20))
