@@ -96,28 +96,34 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer()
 
 
+@pytest.fixture(scope="session")
+def opened_once() -> Iterator[dict[str, Loaded]]:
+    """The models that commands share, by what was asked for."""
+    opened: dict[str, Loaded] = {}
+    yield opened
+    for loaded in opened.values():
+        loaded.release()
+
+
 @pytest.fixture(scope="module")
-def loads_once() -> Iterator[None]:
-    """Commands that ask for the same models share them, for as long as a module lasts: to open them takes longest.
+def loads_once(opened_once: dict[str, Loaded]) -> Iterator[None]:
+    """Commands that ask for the same models share them: to open them takes longest.
 
     What a command finds out or lets go of is its own.
     """
-    kept: dict[tuple[Any, ...], Loaded] = {}
 
     def load_once(preset: Preset, *asked: Any, **named: Any) -> Loaded:
         values = (*asked, *sorted(named.items()))
-        key = preset.name, *(value for value in values if not callable(value))  # whoever is told of the progress
-        if key not in kept:
-            kept[key] = load(preset, *asked, **named)
-        loaded = copy(kept[key])
+        key = repr((preset, *(value for value in values if not callable(value))))  # whoever is told of the progress
+        if key not in opened_once:
+            opened_once[key] = load(preset, *asked, **named)
+        loaded = copy(opened_once[key])
         loaded.parts, loaded.costs = replace(loaded.parts, ready_heads=dict(loaded.parts.ready_heads)), {}
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "load", load_once)
         yield
-    for loaded in kept.values():
-        loaded.release()
 
 
 @pytest.fixture(scope="module")
