@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import chdtrc
 from torch import Tensor
 
 from specdemo.decoding.costs import CostModel
@@ -44,6 +43,7 @@ from tests.unit.toys import (
     certain_toy,
     decode,
     ids_of,
+    p_value,
     tiny_model,
     true_texts,
 )
@@ -143,7 +143,7 @@ def test_texts_that_end_in_mid_round_are_those_without(toy: TableToy, name: str)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ABLE)
 def test_sampled_texts_have_the_targets_distribution_under_rejection(toy: TableToy, name: str) -> None:
-    assert p_value(toy, name, DraftingAhead, rule_for) > 1e-3
+    assert sampled(toy, name, DraftingAhead, rule_for) > 1e-3
 
 
 # Saguaro sampling -------------------------------------------------------------------------------------------
@@ -202,11 +202,11 @@ def test_the_enumeration_catches_a_test_by_the_unscaled_distribution(
 @pytest.mark.parametrize("k", [1, 2])
 def test_sampled_texts_have_the_targets_distribution_with_saguaro(toy: TableToy, k: int) -> None:
     """Four tokens, written by several rounds whose drafts are prepared ahead."""
-    assert p_value(toy, "draft-model", DraftingAhead, rule_for, settings=replace(SAGUARO, k=k)) > 1e-3
+    assert sampled(toy, "draft-model", DraftingAhead, rule_for, settings=replace(SAGUARO, k=k)) > 1e-3
 
 
 def test_chi_square_catches_a_test_by_the_unscaled_distribution(toy: TableToy) -> None:
-    assert p_value(toy, "draft-model", DraftingAhead, Unscaled, settings=SAGUARO) < 1e-6
+    assert sampled(toy, "draft-model", DraftingAhead, Unscaled, settings=SAGUARO) < 1e-6
 
 
 class Never(DraftingAhead):
@@ -281,11 +281,11 @@ class Filling(DraftingAhead):
 
 @pytest.mark.slow
 def test_fillers_are_harmless_where_the_rule_tests_them_and_not_where_argmax_does(toy: TableToy) -> None:
-    assert p_value(toy, "draft-model", Filling, rule_for) > 1e-3
-    assert p_value(toy, "draft-model", Filling, ByArgmax, 2000) < 1e-6
+    assert sampled(toy, "draft-model", Filling, rule_for) > 1e-3
+    assert sampled(toy, "draft-model", Filling, ByArgmax, 2000) < 1e-6
 
 
-def p_value(
+def sampled(
     toy: TableToy,
     name: str,
     kind: type[DraftingAhead],
@@ -293,8 +293,7 @@ def p_value(
     texts: int = 400,
     settings: Settings = UNSCALED,
 ) -> float:
-    """Of four tokens, written by several rounds, by a chi-square test against the target alone."""
-    truth = true_texts(toy.target, PROMPT, 4, settings)
+    """The p-value of texts of four tokens, written by several rounds, against the target alone."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(texts):
         seeded = replace(settings, seed=seed)
@@ -302,11 +301,7 @@ def p_value(
         drafter = kind.over(toy.drafter(name, runner, seeded, rule), runner, rule)
         drafter.in_turn = True
         found[tuple(ids_of(list(decode(runner, drafter, PROMPT, seeded, rule=rule))))] += 1
-    common = [text for text, p in truth.items() if p * texts >= 5]
-    expected = [*(truth[text] * texts for text in common), texts * (1 - sum(truth[text] for text in common))]
-    counts = [*(found[text] for text in common), texts - sum(found[text] for text in common)]
-    statistic = sum((count - e) ** 2 / e for count, e in zip(counts, expected, strict=True) if e > 1)
-    return float(chdtrc(len(common), statistic))
+    return p_value(found, true_texts(toy.target, PROMPT, 4, settings))
 
 
 # Trouble ----------------------------------------------------------------------------------------------------

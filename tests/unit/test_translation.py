@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -25,6 +25,7 @@ from specdemo.types import AUTO, MATCH, REJECTION, RULES, DraftOutcome, NotFinit
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, spaced_tokenizer, tiny
 from tests.unit.enumerate_decode import distance, emitted_distribution
 from tests.unit.toys import (
+    LETTERS,
     PROMPT,
     VOCAB,
     TableRunner,
@@ -32,12 +33,11 @@ from tests.unit.toys import (
     decode,
     fallback_tokenizer,
     ids_of,
+    letters_tokenizer,
     random_table,
     rounds_of,
     true_texts,
 )
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
 def lower_case_tokenizer() -> PreTrainedTokenizerFast:
@@ -45,13 +45,6 @@ def lower_case_tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer.from_str(byte_tokenizer().backend_tokenizer.to_str())
     core.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
-
-
-def letters_tokenizer(letters: str = LETTERS) -> PreTrainedTokenizerFast:
-    """A token for each letter, in the order given."""
-    core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
 def digits_tokenizer() -> PreTrainedTokenizerFast:
@@ -171,7 +164,7 @@ def test_a_tokenizer_that_normalises_gets_its_own_spelling() -> None:
 def renumbered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     """A target, and itself with its letters numbered backwards as its draft model."""
     folder = tmp_path_factory.mktemp("renumbered")
-    of, to = letters_tokenizer(), letters_tokenizer(LETTERS[::-1])
+    of, to = (letters_tokenizer(len(LETTERS), letters) for letters in (LETTERS, LETTERS[::-1]))
     target, draft = (tiny("llama", len(of), tie_word_embeddings=False, eos_token_id=None) for _ in range(2))
     order = torch.arange(len(LETTERS)).flip(0)
     with torch.no_grad():

@@ -58,6 +58,7 @@ from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.models.loaded import Loaded
 from specdemo.racing.race import start
+from specdemo.studies.statistics import chi_square
 from specdemo.types import Draft, DraftOutcome, Settings, Verdict
 from tools.train.data import ASSISTANT
 from tools.train.ngram import build_table
@@ -613,10 +614,12 @@ def write_shard(
 # Tokenizers ------------------------------------------------------------------------------------------------
 
 
-def letters_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+def letters_tokenizer(vocab: int = VOCAB, letters: str = LETTERS) -> PreTrainedTokenizerFast:
     """Token i is the i-th letter; texts are the letters in a row."""
-    words = {chr(ord("a") + i): i for i in range(vocab)}
-    core = Tokenizer(models.WordLevel(words, unk_token="a"))
+    core = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters[:vocab])}, merges=[]))
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
@@ -656,6 +659,14 @@ def fallback_tokenizer() -> PreTrainedTokenizerFast:
 def ids_of(events: Iterable[Event]) -> list[int]:
     """The emitted token ids."""
     return [token.id for event in events for token in emitted_tokens(event)]
+
+
+def p_value(found: Mapping[tuple[int, ...], int], true: Mapping[tuple[int, ...], float]) -> float:
+    """Of sampled texts, against the probabilities of all, by a chi-square test."""
+    assert found.keys() <= true.keys(), "a text was written that cannot be"
+    tested = chi_square(np.array([found.get(text, 0) for text in true]), np.array([*true.values()]))
+    assert tested is not None
+    return tested
 
 
 def rounds_of(events: Iterable[Event]) -> list[Round]:
