@@ -127,17 +127,3 @@ def test_form_values_become_a_request() -> None:
     assert ask(stop=None).settings.stop == ()
     with pytest.raises(BadInput, match="half of a character"):
         ask(stop="smile \ud83d")
-
-
-@given(
-    st.sampled_from(["k", "temperature", "top_k", "top_p", "max_new_tokens", "seed"]),
-    st.one_of(st.none(), st.booleans(), st.text(), st.floats(allow_nan=True), st.lists(st.integers())),
-)
-def test_a_value_is_kept_exactly_or_refused_in_words(name: str, value: Any) -> None:
-    good = isinstance(value, float) and (name in ("temperature", "top_p") or value.is_integer())
-    try:
-        kept = getattr(ask(**{name: value}).settings, name)
-    except BadInput:
-        return
-    assert kept == value
-    assert good
