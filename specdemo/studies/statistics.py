@@ -108,7 +108,7 @@ def _interval(parts: Array, wholes: Array, confidence: float) -> tuple[float, fl
 
 
 def _studentised(parts: Array, wholes: Array) -> tuple[float, Array | None]:
-    """The standard error of sum(parts) / sum(wholes), and how many of theirs resamples lie from it; None of too few.
+    """The standard error of sum(parts) / sum(wholes), and studentised bootstrap deviations, None of too few units.
 
     The error is 0 of a single unit, and of units that are all alike: nothing then shows how others vary.
     """
