@@ -27,7 +27,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.system import cpu_level
-from specdemo.system.hardware import cpu_flags
+from specdemo.system.hardware import UNQUANTIZED, cpu_flags
 
 from .checkpoints import full_preset, make_tokenizer
 from .toys import PROMPT, random_mtp, random_table
@@ -38,6 +38,7 @@ def libraries() -> None:
     """A test with a cache folder of its own would build the C libraries again there, which takes seconds."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         library_for(dtype)
+    library_for(UNQUANTIZED, quantized=True)
 
 
 @pytest.fixture(autouse=True)
