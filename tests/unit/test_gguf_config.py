@@ -54,15 +54,14 @@ def long(original: int, **more: Any) -> dict[str, Any]:
     return {"rope_type": "longrope", "rope_theta": 300.0, "attention_factor": 1.25, **factors, **more}
 
 
-Case = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Tensor | None]]
-CASES: dict[str, Case] = {  # a configuration of transformers, and the header and tensors that say the same
+Case = tuple[Any, ...]
+CASES: dict[str, Case] = {  # a configuration of transformers, and the header and perhaps tensors that say the same
     "linear": (
         hf.LlamaConfig,
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
         {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-        {},
     ),
-    "yarn": (hf.LlamaConfig, {"rope_parameters": AS_YARN}, YARN, {}),
+    "yarn": (hf.LlamaConfig, {"rope_parameters": AS_YARN}, YARN),
     "llama3": (
         hf.LlamaConfig,
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
@@ -73,50 +72,42 @@ CASES: dict[str, Case] = {  # a configuration of transformers, and the header an
         hf.LlamaConfig,
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
         {"rope.scale_linear": 4.0},
-        {},
     ),
-    "none": (hf.LlamaConfig, {}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}),
+    "none": (hf.LlamaConfig, {}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
     "yarn with a magnitude": (
         hf.LlamaConfig,
         {"rope_parameters": {**AS_YARN, "attention_factor": 1.25 * (1 + 0.1 * math.log(4))}},
         {**YARN, "rope.scaling.attn_factor": 1.25},
-        {},
     ),
     "yarn with bounds": (
         hf.LlamaConfig,
         {"rope_parameters": {**AS_YARN, "beta_fast": 8.0, "beta_slow": 2.0}},
         {**YARN, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 2.0},
-        {},
     ),
     "yarn of the whole context": (
         hf.Qwen2Config,
         {"rope_parameters": {**AS_YARN, "original_max_position_embeddings": 256}},
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_ext_factor": 1.0},
-        {},
     ),
     "StableLM": (
         hf.StableLmConfig,
         {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}},
         {"rope.freq_base": 300.0, "rope.dimension_count": 16},
-        {},
     ),
     "StableLM, whole heads": (
         hf.StableLmConfig,
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
-        {},
         {},
     ),
     "StarCoder 2": (
         hf.Starcoder2Config,
         {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "tie_word_embeddings": False},
         {"rope.freq_base": 300.0},
-        {},
     ),
     "Nemotron": (
         hf.NemotronConfig,
         {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.25}},
         {"rope.freq_base": 300.0, "rope.dimension_count": 8},
-        {},
     ),
     "Gemma 2": (
         hf.Gemma2Config,
@@ -124,7 +115,6 @@ CASES: dict[str, Case] = {  # a configuration of transformers, and the header an
         | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0}},
         {"rope.freq_base": 300.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
         | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
-        {},
     ),
     "Gemma 3": (
         hf.Gemma3TextConfig,
@@ -136,7 +126,6 @@ CASES: dict[str, Case] = {  # a configuration of transformers, and the header an
             },
         },
         {"rope.freq_base": 300.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-        {},
     ),
     "Gemma 3 of another pattern": (
         hf.Gemma3TextConfig,
@@ -149,13 +138,11 @@ CASES: dict[str, Case] = {  # a configuration of transformers, and the header an
             },
         },
         {"rope.freq_base": 300.0, "rope.freq_base_swa": 77.0, "attention.sliding_window_pattern": 3},
-        {},
     ),
     "Phi-3, parts of heads": (
         hf.Phi3Config,
         {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}},
         {"rope.freq_base": 300.0, "rope.dimension_count": 16},
-        {},
     ),
     "Phi-3 with factors": (
         hf.Phi3Config,
@@ -174,10 +161,10 @@ def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gguf:
 
 def written(case: Case, gguf: Gguf) -> hf.PreTrainedModel:
     """The model of a case, whose file is written."""
-    kind, more, header, tensors = case
+    kind, more, *in_file = case
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(kind(**{**SIZES, **more})).eval()
-    return write_gguf(Path(gguf.file), rounded(model), header, tensors)
+    return write_gguf(Path(gguf.file), rounded(model), *in_file)
 
 
 @torch.inference_mode()

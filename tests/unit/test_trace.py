@@ -176,7 +176,6 @@ ROUND: dict[str, Any] = {
     "text": {"emitted": ["b", "c"], "drafted": ["b", "x", "y"]},
     "probabilities": [PLACE, PLACE],
 }
-REQUIRED = [name for name in ROUND if name not in ("k", "probabilities")]
 TRACE = [json.dumps(line) for line in (HEADER, PREFILLED, ROUND, FINISHED)]
 
 
