@@ -431,7 +431,7 @@ def test_a_lane_drafts_ahead_and_its_trace_says_so(toy: TableToy, monkeypatch: p
     lines = list(write_trace({"lanes": [{"name": name} for name in ("plain", first.name, second.name)]}, entries))
     assert read_trace(lines)[1] == entries
     told = [event_of(entry, 0.0).get("ahead") for entry in entries if entry.lane == first.name]
-    assert {hit for hit, _ in filter(None, told)} == {True, False}
+    assert {hit for hit, *_ in filter(None, told)} == {True, False}
     by_lane = {name: [e.event for e in entries if e.lane == name] for name in (first.name, second.name, "plain")}
     assert [hits(events) > 0 for events in by_lane.values()] == [True, False, False]
     assert len({tuple(ids_of(events)) for events in by_lane.values()}) == 1
