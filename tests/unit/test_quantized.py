@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.drafters.heads.files import save_head
@@ -80,6 +81,16 @@ def test_a_product_is_that_of_the_numbers_and_its_rows_are_the_same_bits_in_ever
     assert ((together - exact).abs() <= largest @ weights / 65534 + rounding).all()
     for rows in (1, 2, 3, 4, 5, 6, 7, 8):
         assert torch.equal(torch.cat([product(part) for part in x.split(rows)]), together), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.float16, torch.int32])
+@pytest.mark.parametrize("outer", [1, OUTER, 256])
+def test_packing_puts_the_outputs_of_a_block_beside_one_another(outer: int, dtype: torch.dtype) -> None:
+    assert LIBRARY is not None
+    for size in (1, 3, 64, 100):  # not whole lines of the cache
+        part = torch.randn(outer, size).mul(50).to(dtype)
+        blocks = F.pad(part, (0, 0, 0, -outer % LIBRARY.columns)).unflatten(0, (-1, LIBRARY.columns))
+        assert torch.equal(LIBRARY.packed_columns(part), blocks.transpose(1, 2)), size
 
 
 def test_the_parts_of_a_product_may_be_of_different_kinds() -> None:

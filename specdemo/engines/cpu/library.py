@@ -101,6 +101,8 @@ class Library:
             POINTER(c_long),
         ]
         functions.run_product.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
+        functions.pack_columns.argtypes = [c_void_p, c_long, c_long, c_int, c_void_p, c_int]
+        functions.pack_columns.restype = None
         sizes = (c_int.in_dll(functions, name).value for name in ("columns", "step", "paired"))
         return cls(functions, dtype, quantized, *sizes)
 
@@ -116,8 +118,17 @@ class Library:
         return WEIGHTS.copy(blocks.permute(0, 3, 2, 1, 4))
 
     def packed_columns(self, part: Tensor) -> Tensor:
-        """Pack a tensor of a quantized weight: [outer, size] -> [outer / columns, size, columns]."""
-        return WEIGHTS.copy(self._padded(part).unflatten(0, (-1, self.columns)).transpose(1, 2))
+        """Pack a tensor of a quantized weight: [outer, size] -> [outer / columns, size, columns].
+
+        The outputs are padded with zeros to whole blocks.
+        """
+        (outer, size), bytes_each = part.shape, part.element_size()
+        packed = WEIGHTS.empty((-(-outer // self.columns), size, self.columns), part.dtype)
+        whole = part.contiguous()
+        self.functions.pack_columns(
+            whole.data_ptr(), outer, size, bytes_each, packed.data_ptr(), torch.get_num_threads()
+        )
+        return packed
 
     def _padded(self, weight: Tensor) -> Tensor:
         padding = -len(weight) % self.columns

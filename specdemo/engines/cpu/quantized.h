@@ -8,6 +8,7 @@
 
 #define GROUP 32  /* numbers that share a scale and a low */
 #define SUPER 256 /* numbers that share the units of these */
+#define SHARED (1 << 20) /* bytes from which packing is divided among the threads: to wake them takes as long as 100 KB */
 #define LIMIT 32767.0f
 #define LEAST 1e-30f /* smaller inputs count as zero, or the inverse of their scale would be infinite */
 
@@ -164,4 +165,30 @@ static void sum_quantized(int rows, const Part *p, long block, const Inputs *in,
     }
 #undef CASE
 #endif
+}
+
+/* A block of COLUMNS outputs, of which there are `count`, of items of some bytes: [count, size] -> [size, COLUMNS]. A line
+   of 64 bytes of an output is read at once, because the next output may push it out of the cache. */
+INLINE void pack_block(const char *from, long count, long size, const int bytes, char *to) {
+    for (long begin = 0; begin < size; begin += 64 / bytes)
+        for (long column = 0; column < COLUMNS; column++)
+            for (long i = begin; i < size && i < begin + 64 / bytes; i++) {
+                char *item = to + (i * COLUMNS + column) * bytes;
+                column < count ? memcpy(item, from + (column * size + i) * bytes, bytes) : memset(item, 0, bytes);
+            }
+}
+
+/* Pack a tensor of a quantized weight, of items of 1, 2 or 4 bytes: [outer, size] -> [outer / COLUMNS, size, COLUMNS], padded
+   with zeros. */
+void pack_columns(const char *from, long outer, long size, int bytes, char *to, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (outer * size * bytes >= SHARED)
+    for (long first = 0; first < outer; first += COLUMNS) {
+        const char *block = from + first * size * bytes;
+        char *packed = to + first * size * bytes;
+        switch (bytes) {
+        case 1: pack_block(block, outer - first, size, 1, packed); break;
+        case 2: pack_block(block, outer - first, size, 2, packed); break;
+        case 4: pack_block(block, outer - first, size, 4, packed); break;
+        }
+    }
 }
