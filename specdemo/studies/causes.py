@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ..servers.address import Address
 from ..system.imports import Later
 from ..types import BadInput, Field, Settings
+from .perplexity import loaded_as
 from .prompts import Prompt
 from .statistics import Spread, pooled_rate, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, server_field, some_of_each
 
 if TYPE_CHECKING:
-    from ..models import loaded as models
     from ..models.loaded import Loaded
     from ..servers import dialects
     from . import doctor, writers
 else:
-    models = Later("specdemo.models.loaded")
     doctor = Later("specdemo.studies.doctor")
     writers = Later("specdemo.studies.writers")
     dialects = Later("specdemo.servers.dialects")
@@ -138,8 +137,7 @@ class Causes(Study):
             return writers.ServerWriter(opened.enter_context(dialects.connected(Address.read(address), key)))
         loaded = self.loaded
         if condition.dtype:
-            loaded = models.load(loaded.preset, condition.dtype, str(loaded.device))
-            opened.callback(loaded.release)
+            loaded = opened.enter_context(loaded_as(loaded.preset, condition.dtype, str(loaded.device)))
         if condition.template:
             kwargs = {**loaded.preset.chat_template_kwargs, **condition.template}
             loaded = replace(loaded, preset=replace(loaded.preset, chat_template_kwargs=kwargs))

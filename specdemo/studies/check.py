@@ -23,14 +23,17 @@ from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Table, table
 
 if TYPE_CHECKING:
+    from ..models import store
     from ..models.loaded import Loaded
     from ..servers import dialects
-    from . import diagnosis, doctor, report, writers
+    from . import diagnosis, doctor, perplexity, report, writers
 else:
     diagnosis = Later("specdemo.studies.diagnosis")
     doctor = Later("specdemo.studies.doctor")
     writers = Later("specdemo.studies.writers")
     report = Later("specdemo.studies.report")
+    perplexity = Later("specdemo.studies.perplexity")
+    store = Later("specdemo.models.store")
     dialects = Later("specdemo.servers.dialects")
 
 PAYS = 1.05  # a speed-up below is not worth a second model
@@ -84,6 +87,8 @@ class Check(Study):
         self.doctor: doctor.Doctor | None = None
         self.trials: dict[str, list[doctor.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
+        self.perplexities: list[perplexity.Perplexity] = []  # where the weights are quantized
+        self.not_compared = ""  # why there are none then
         self._found: diagnosis.Diagnosis | None = None
         self._began = time.monotonic()
 
@@ -108,7 +113,13 @@ class Check(Study):
     # --- a preset
 
     def _of_preset(self) -> Generator[str]:
-        """Try the drafters, then examine the fastest until it is clear whether it pays."""
+        """Try the drafters, then examine the fastest until it is clear whether it pays.
+
+        Quantized weights are compared with float32 ones first. That loads the model again, so it has time of its own.
+        """
+        if perplexity.is_quantized(self.loaded):
+            yield from self._compare_weights()
+            self._began = time.monotonic()
         alone = writers.PresetWriter(self.loaded, "none", 0)
         yield from self._try(alone, self._began + TRIAL_SHARE * self.steps)
         texts = [sample.alone for samples in self.trials.values() for sample in samples]
@@ -127,6 +138,12 @@ class Check(Study):
                     if whole and self._answer != UNCLEAR:
                         break
             name = self._next if self._answer == NO else None
+
+    def _compare_weights(self) -> Iterator[str]:
+        try:
+            yield from perplexity.compared(self.loaded, self.perplexities)
+        except (BadInput, store.LoadError, MemoryError) as error:
+            self.not_compared = f"The perplexity was not compared with float32 weights: {error}"
 
     def _try(self, alone: writers.Writer, end: float) -> Iterator[str]:
         """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop after two."""
@@ -255,6 +272,7 @@ class Check(Study):
         lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
         if self._answer == NO and self._next:
             lines.append(f"{self._next} was faster when the drafters were tried, and there was no time to examine it.")
+        lines += [self.not_compared] * bool(self.not_compared)
         return [*lines, *found.advice(), *report.facts(found), *found.left_out]
 
     def elsewhere(self) -> list[dict[str, str]]:
@@ -273,6 +291,9 @@ class Check(Study):
     def _own_tables(self) -> list[Table]:
         """Those besides the diagnosis."""
         shown = super().tables() if self.trials else []
+        if self.perplexities:
+            rows = [found.as_row() for found in self.perplexities]
+            shown.append(table("What the weights cost in quality", perplexity.COLUMNS, rows))
         if others := self.elsewhere():
             shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
         return shown
@@ -284,7 +305,8 @@ class Check(Study):
     def result(self) -> dict[str, Any]:
         found = self.found.as_dict() if self.found else {}
         own = {"answer": self.answer, "in_short": self.in_short(), "pays": PAYS, "k": self.k}
-        return {**own, "trials": self.rows(), "elsewhere": self.elsewhere(), **found}
+        quality = {"perplexity": self.perplexities} if self.perplexities else {}
+        return {**own, "trials": self.rows(), "elsewhere": self.elsewhere(), **quality, **found}
 
     def page(self) -> str:
         if self.found is None:

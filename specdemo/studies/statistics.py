@@ -76,14 +76,17 @@ def log_means(by_prompt: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {prompt: fmean(np.log(values)) for prompt, values in by_prompt.items() if len(values)}
 
 
-def pooled_rate(parts: Sequence[tuple[float, float]], most: float = inf) -> Spread | None:
-    """A rate over all prompts together, sum / sum, from the (part, whole) of each; None where there is no whole."""
+def pooled_rate(parts: Sequence[tuple[float, float]], most: float = inf, least: float = 0.0) -> Spread | None:
+    """A rate from `least` to `most` over all prompts together, sum / sum, from the (part, whole) of each.
+
+    None where there is no whole.
+    """
     parts = [(part, whole) for part, whole in parts if whole]
     if not parts:
         return None
     part, whole = np.array(parts, float).T
     center, low, high = _interval(part, whole, CONFIDENCE)
-    ends = (None if end is None else min(max(0.0, end), most) for end in (low, high))
+    ends = (None if end is None else min(max(least, end), most) for end in (low, high))
     return Spread(center, next(ends), next(ends), len(parts))
 
 

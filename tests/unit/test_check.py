@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +11,19 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from specdemo.models.loaded import load
 from specdemo.servers.flags import elsewhere
 from specdemo.studies import writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
+from specdemo.studies.perplexity import Perplexity, losses_of
+from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
 from specdemo.types import AUTO, BadInput, Settings
 
 from ..conftest import Command
-from .checkpoints import make_tokenizer, save, tiny
+from .checkpoints import make_tokenizer, preset_of, save, tiny
 from .test_diagnosis import ALONE, DRAFTED, Rounds, Scripted, written
 
 ROUND = 0.1  # seconds of the target alone
@@ -62,7 +67,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(writers, "PresetWriter", make)
         preset = SimpleNamespace(defaults=SimpleNamespace(drafter="eagle"), draft_model=None)
         usual = {field.name: field.value for field in Check.fields} | {"drafters": list(speeds)}
-        study = Check(SimpleNamespace(preset=preset), usual | asked)  # type: ignore[arg-type]
+        study = Check(SimpleNamespace(preset=preset, weights_dtype=None), usual | asked)  # type: ignore[arg-type]
         for _ in study.run():
             pass
         return study
@@ -204,3 +209,48 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, command: Command, option
     folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
     status, _, err = command("check", "--target", str(folder), *options)
     assert (status, words in err, "Traceback" in err) == (2, True, False)
+
+
+# Quantized weights ----------------------------------------------------------------------------------------------
+
+
+def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() -> None:
+    reference = [(2.0 * count, count) for count in (10, 20, 30, 40, 50, 60, 70, 80)]
+    same = Perplexity.of("int8", reference, reference)
+    assert same.ratio is not None
+    assert same.ratio.mean == 1
+    worse = Perplexity.of("int4", [(loss + 0.1 * n, n) for loss, n in reference], reference)
+    assert worse.ratio is not None
+    assert worse.ratio.mean == pytest.approx(math.exp(0.1))
+    better = Perplexity.of("int4", [(loss - 0.1 * n * (n % 20 + 1) / 11, n) for loss, n in reference], reference)
+    assert better.ratio is not None
+    assert better.ratio.low is not None
+    assert better.ratio.high is not None
+    assert better.ratio.low < better.ratio.mean < 1  # it may be below 1
+
+
+@pytest.mark.slow
+def test_a_check_of_quantized_weights_compares_them_with_float32(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    loaded = load(preset_of(folder, draft=folder), "int8", "cpu")
+    study = Check(loaded, {})
+    for _ in study._compare_weights():
+        pass
+    assert not study.not_compared
+    quantized, exact = study.perplexities
+    assert (quantized.weights, exact.weights) == ("int8", "float32")
+    plain = load(preset_of(folder), "float32", "cpu")
+    ids = plain.encode(some_of_each("written", 1)[0].prompt, raw=True)
+    expected = torch.nn.functional.cross_entropy(
+        plain.model(torch.tensor([ids[:-1]])).logits[0], torch.tensor(ids[1:]), reduction="sum"
+    )
+    [(loss, count)] = losses_of(plain, [ids])
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    assert count == len(ids) - 1
+    assert quantized.ratio is not None
+    assert quantized.ratio.mean == pytest.approx(1, abs=0.05)
+    assert quantized.ratio.mean == pytest.approx(quantized.perplexity.mean / exact.perplexity.mean)
+    assert not loaded.released
+    loaded.release()
+    plain.release()
