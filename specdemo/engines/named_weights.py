@@ -57,6 +57,7 @@ def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
 
     Of a quantized type are matrices whose rows have whole groups, but for those of routers, which choose between whole
     experts. The matrices of the experts of a layer, [experts, outer, inner], become one [experts * outer, inner].
+    Vectors beside them are float32, since some are too large for float16.
 
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
@@ -64,6 +65,8 @@ def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
     rounds = dtype in QUANTIZED.values() and dtype != AS_STORED
     if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
         return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
+    if dtype in QUANTIZED.values() and weight.dim() == 1:
+        return weight.float()
     dtype = unquantized(dtype)
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():

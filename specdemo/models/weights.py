@@ -97,7 +97,7 @@ def _gpt2(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
 def bits_of(dtype: torch.dtype, dimensions: int = 2) -> int:
     """Bits of a number of a weight that is kept in this type. Those of a file's own type are not known before."""
     if dtype in QUANTIZED.values() and dimensions == 1:
-        return 16
+        return 32
     return {torch.qint8: 9, torch.quint4x2: 5, AS_STORED: 16}.get(dtype, 8 * dtype.itemsize)
 
 

@@ -21,6 +21,7 @@ from specdemo.models.loaded import Loaded, load
 from specdemo.models.placement import ModelPart
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
+from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import BadInput
@@ -205,6 +206,29 @@ def test_a_file_kept_as_stored_has_the_numbers_of_one_that_was_converted(
     assert (logits - exact).abs().max() < 1e-3 * exact.abs().max()
     for one in (as_stored, converted, again):
         one.release()
+
+
+@torch.inference_mode()
+def test_numbers_too_large_for_float16_are_kept_in_norms_and_refused_in_products(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """A file may mix quantized weights with bfloat16, which has the range of float32."""
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=True)
+    norm, product = model.model.layers[0].input_layernorm.weight, model.model.layers[1].self_attn.o_proj.weight
+    norm[3] = 1e5
+    kinds = {**KINDS, "attn_output": "BF16"}
+    write_gguf(tmp_path / "norm.gguf", model, tokenizer=tokenizer, stored_in=kinds)
+    preset = preset_of(Gguf(str(tmp_path / "norm.gguf")))
+    as_stored, converted = (load(preset, dtype, "cpu") for dtype in ("stored", "float32"))
+    prompt = as_stored.encode("the cat sat on the mat", raw=True)
+    ours, theirs = (one.target_runner(64).prefill(prompt) for one in (as_stored, converted))
+    assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
+    as_stored.release()
+    converted.release()
+    product[5, 7] = 1e5
+    write_gguf(tmp_path / "product.gguf", model, tokenizer=tokenizer, stored_in=kinds)
+    with pytest.raises(LoadError, match=r"too large for float16; choose another dtype, such as float32\."):
+        load(preset_of(Gguf(str(tmp_path / "product.gguf"))), "stored", "cpu")
 
 
 def test_what_cannot_be_quantized_is_refused_in_a_sentence(
