@@ -250,6 +250,8 @@ def test_a_check_of_quantized_weights_compares_them_with_float32(tmp_path: Path)
     assert count == len(ids) - 1
     assert quantized.ratio is not None
     assert quantized.ratio.mean == pytest.approx(1, abs=0.05)
+    assert quantized.perplexity is not None
+    assert exact.perplexity is not None
     assert quantized.ratio.mean == pytest.approx(quantized.perplexity.mean / exact.perplexity.mean)
     assert not loaded.released
     loaded.release()
