@@ -66,11 +66,23 @@ class SharedPasses:
         return logits
 
 
-def end_all(runners: Sequence[FusedRunner], counts: Sequence[int], outputs: Mapping[int, Tensor]) -> None:
-    """End a pass over so many rows of each runner, in which captured layers gave `outputs`, [T, hidden] each."""
-    shares = {layer: output.split(list(counts)) for layer, output in outputs.items()}
+Outputs = Mapping[int, Tensor] | Sequence[Tensor]
+"""The outputs of layers, by their numbers: [T, hidden] each."""
+
+
+def end_all(runners: Sequence[FusedRunner], counts: Sequence[int], outputs: Outputs) -> None:
+    """End a pass over so many rows of each runner; `outputs` may have more rows."""
+    states, rows = dict[tuple[int, ...], Sequence[Tensor | None]](), sum(counts)
+    for layers in {runner.captured_layers for runner in runners}:
+        found = hidden_states(outputs, layers)
+        states[layers] = [None] * len(counts) if found is None else found[:rows].split(list(counts))
     for place, (runner, count) in enumerate(zip(runners, counts, strict=True)):
-        runner.end(count, {layer: share[place] for layer, share in shares.items()})
+        runner.end(count, states[runner.captured_layers][place])
+
+
+def hidden_states(outputs: Outputs, layers: Sequence[int]) -> Tensor | None:
+    """A copy of the outputs of layers, beside each other: [T, layers * hidden]. None of no layers."""
+    return torch.cat([outputs[layer] for layer in layers], -1) if layers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +172,7 @@ class FusedRunner(CachedRunner):
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens. Returns their hidden states after the last layer, [T, hidden]."""
         x, outputs = self.run(self.begin(ids, parents), [self.rows(len(ids), parents)], self.captured_layers)
-        self.end(len(ids), outputs)
+        self.end(len(ids), hidden_states(outputs, self.captured_layers))
         return x
 
     def begin(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Tensor:
@@ -182,11 +194,11 @@ class FusedRunner(CachedRunner):
         """The `count` rows of the pass that has begun."""
         return Rows(self._cache, self._start, count, parents)
 
-    def end(self, count: int, outputs: Mapping[int, Tensor]) -> None:
-        """End the pass over `count` tokens, in which captured layers gave `outputs`, [count, hidden] each."""
+    def end(self, count: int, states: Tensor | None) -> None:
+        """End the pass over `count` tokens, in which captured layers gave these hidden states, [count, ...]."""
         self._cache.length = self._start + count
         if self.captured_layers:
-            self.hidden_states = torch.cat([outputs[index] for index in self.captured_layers], -1)
+            self.hidden_states = states
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,8 @@ class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
     Positions enter in one of two ways: `positions` [context, hidden] are added to the embeddings (GPT-2), or queries
-    and keys are rotated (`ropes`). With `bit_exact`, passes are padded as `fused` describes.
+    and keys are rotated (`ropes`). With `bit_exact`, passes are padded as `fused` describes. `dtype` is what it computes
+    in: its weights may be stored in a smaller type.
     """
 
     layers: tuple[Layer, ...]
@@ -113,6 +114,10 @@ class FusedModel:
     width: int
     scales: Scales
     bit_exact: bool = True
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", compute_dtype(self.embedding.dtype, self.embedding.device))
 
     @classmethod
     def of(cls, model: PreTrainedModel, dtype: torch.dtype | None = None) -> FusedModel:
@@ -148,11 +153,6 @@ class FusedModel:
     def exact_products(self) -> bool:
         """Whether a row of a product has the same bits whatever the other rows are, see `fused.MOST_ROWS`."""
         return self.least_rows > 1 and self.head.weight is None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type that the model computes in. Its weights may be stored in a smaller one."""
-        return compute_dtype(self.embedding.dtype, self.embedding.device)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings, without positions: [T] -> [T, hidden]."""

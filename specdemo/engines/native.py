@@ -24,7 +24,7 @@ from . import layout
 from .cpu import library
 from .cpu.library import PackedLinear, address, address_of_rows, as_floats, check_room
 from .families import Scales
-from .fused import FusedRunner, SharedPasses, round_up
+from .fused import FusedRunner, SharedPasses, hidden_states, round_up
 from .layout import FusedModel
 from .linear import Linear, Norm, gated_gelu, gelu
 from .ropes import Rope
@@ -323,5 +323,6 @@ class NativeRunner(FusedRunner):
                 check_stopped()
             part = x[done : done + MOST_AT_ONCE]  # changed in place
             outputs.append(self.together.run(part, [self.rows(len(part), parents, done)], self.captured_layers))
-        self.end(len(x), {index: torch.cat([part[index] for part in outputs]) for index in self.captured_layers})
+        states = [hidden_states(part, self.captured_layers) for part in outputs]
+        self.end(len(x), torch.cat([part for part in states if part is not None]) if self.captured_layers else None)
         return x

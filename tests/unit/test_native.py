@@ -260,6 +260,7 @@ SMALL = """
 const int columns = 8, step = 1, paired = 1;
 int run_layers(void) { return 0; }
 int run_product(void) { return 1; }
+void pack_columns(void) {}
 """
 
 

@@ -23,7 +23,7 @@ from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K
 from .. import ops as torch_ops
-from ..fused import Cache, FusedRunner, SharedPasses, end_all, round_up
+from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
 from ..linear import swiglu
 from ..rows import MOST_ROWS, branches_of
@@ -295,7 +295,7 @@ class GraphPasses(SharedPasses):
             slots, total = [runner.slot for runner in runners], sum(counts)
             chains = [(slot.cache, one.ids) for slot, one in zip(slots, group, strict=True)]
             found, outputs = slots[0].passes.read_together(chains)
-            end_all(runners, counts, {layer: output[:total] for layer, output in enumerate(outputs)})
+            end_all(runners, counts, outputs)
             logits += found[:total].clone().split(counts)
         return logits
 
@@ -341,14 +341,15 @@ class GraphRunner(FusedRunner):
         count = len(ids)
         self.place(count)
         logits, outputs = self._slot.passes.read(self._slot, ids, parents)
-        self.end(count, {layer: outputs[layer][:count] for layer in self.captured_layers})
+        states = hidden_states(outputs, self.captured_layers)
+        self.end(count, states if states is None else states[:count])
         return logits[:count].clone()
 
     def begin_chain(self, count: int) -> CapturedPasses:
         """The passes whose `following` gives the logits of a chain, of which `count` tokens will be read."""
         self.place(count)
         self.slot.passes.seek(self.slot)
-        self.end(count, {})
+        self.end(count, None)
         return self.slot.passes
 
     def first_layers(self, count: int, capacity: int) -> Runner:
