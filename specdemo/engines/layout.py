@@ -98,8 +98,8 @@ class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
     Positions enter in one of two ways: `positions` [context, hidden] are added to the embeddings (GPT-2), or queries
-    and keys are rotated (`ropes`). With `bit_exact`, passes are padded as `fused` describes. `dtype` is what it computes
-    in: its weights may be stored in a smaller type.
+    and keys are rotated (`ropes`). With `bit_exact`, passes are padded as `fused` describes. The model computes in
+    `dtype`; its weights may be stored in a smaller type.
     """
 
     layers: tuple[Layer, ...]

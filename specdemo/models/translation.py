@@ -31,9 +31,7 @@ def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readabl
     Args:
         readable: how many ids the draft model has.
     """
-    if (
-        target == draft and max(target.values(), default=0) < readable
-    ):  # what the loop would find, in a tenth of its time
+    if target == draft and max(target.values(), default=0) < readable:  # the loop takes ten times as long to find it
         return None
     names = {index: token for token, index in draft.items()}
     for token, index in sorted(target.items(), key=lambda item: item[1]):
