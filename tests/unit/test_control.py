@@ -331,6 +331,18 @@ def test_a_draft_that_was_held_up_is_forgotten() -> None:
     assert cost_of(costs.drafts[NAME, False], 1) == pytest.approx(0.1, rel=0.25)
 
 
+def test_the_rounds_since_the_last_draft_are_counted() -> None:
+    costs, rejected = CostModel(FLAT), (DraftedToken(0, DraftOutcome.REJECTED, 0, 1, 1),)
+    learn(costs, NAME, 4.0)
+    choosing, last = DraftLengthController(AUTO, costs), None
+    assert choosing.choose(100, last, ONE_BY_ONE) == 1
+    last = Round(0, rejected, (), 4.0, 1.0, 5.0, 1)
+    for rounds in (1, 2, 3):
+        assert choosing.choose(100, last, ONE_BY_ONE) == 0
+        assert costs.drafts[NAME, False].idle == rounds
+        last = Round(0, (), (), 0.0, 1.0, 1.0, 0)
+
+
 def test_a_drafter_that_once_seemed_too_dear_is_tried_again_however_short_the_runs() -> None:
     costs = CostModel(FLAT)
     learn(costs, NAME, 4.0)

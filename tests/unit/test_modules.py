@@ -57,6 +57,13 @@ def test_the_decoder_layers_are_found_read_and_left_out(label: str) -> None:
     assert any(event.drafted for event in events if isinstance(event, Round))
 
 
+def test_an_encoder_of_images_with_as_many_layers_is_not_taken_for_the_decoder() -> None:
+    config = config_of("gemma3", TEXTS["gemma3"], MODEL_VOCAB)
+    config.vision_config.num_hidden_layers = config.text_config.num_hidden_layers
+    path, _ = decoder_layers(AutoModelForCausalLM.from_config(config))
+    assert path == PATHS["gemma3"]
+
+
 def test_a_model_that_does_not_give_logits_for_every_row_is_one_sentence() -> None:
     config = AutoConfig.for_model("cpmant", vocab_size=MODEL_VOCAB, hidden_size=32, dim_head=8, dim_ff=48)
     config.num_attention_heads, config.num_hidden_layers = 4, 2
