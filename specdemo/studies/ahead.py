@@ -109,16 +109,16 @@ class DraftsAhead(Study):
             decoding.drafter.in_turn = True  # type: ignore[attr-defined]
         with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
             rounds = [event for event in events if isinstance(event, Round)]
-        parts = parts_of(rounds, in_turn)
-        timeline = simulated(parts) if in_turn else ()
+        times = times_of(rounds, in_turn)
+        timeline = simulated(times) if in_turn else ()
         seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
         told = [event.ahead for event in rounds if event.ahead]
         return Text(
             *(way, prompt, sum(len(event.emitted) for event in rounds), seconds),
             *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
-            fmean([part.passing for part in parts] or [0]),
-            fmean([part.drafting for part in parts if not part.hit] or [0]),
-            fmean([part.preparing for part in parts] or [0]),
+            fmean([one.passing for one in times] or [0]),
+            fmean([one.drafting for one in times if not one.hit] or [0]),
+            fmean([one.preparing for one in times] or [0]),
             tuple(timeline[: 3 * TIMELINE_ROUNDS]),
         )
 
@@ -171,7 +171,7 @@ class Text:
     timeline: tuple[Span, ...] = ()
 
 
-class Part(NamedTuple):
+class Times(NamedTuple):
     """The times of a round: of its draft, its pass and preparing for its outcomes; and whether its draft was ready."""
 
     drafting: float
@@ -180,11 +180,11 @@ class Part(NamedTuple):
     hit: bool
 
 
-def parts_of(rounds: Sequence[Round], in_turn: bool) -> list[Part]:
+def times_of(rounds: Sequence[Round], in_turn: bool) -> list[Times]:
     """A round tells what preparing its own draft took, which was done in the round before."""
     following = [*(event.ahead.seconds if event.ahead else 0.0 for event in rounds[1:]), 0.0]
     return [
-        Part(
+        Times(
             max(event.draft_seconds - (preparing if in_turn else 0.0), 0.0),
             event.seconds - event.draft_seconds,
             preparing,
@@ -194,23 +194,23 @@ def parts_of(rounds: Sequence[Round], in_turn: bool) -> list[Part]:
     ]
 
 
-def simulated(parts: Sequence[Part]) -> list[Span]:
+def simulated(times: Sequence[Times]) -> list[Span]:
     """What target and drafter do when they run side by side.
 
     After a hit the next pass begins when this one and the preparation have ended. On a miss the drafter gives up what
     it prepares, and drafts.
     """
     spans, now = list[Span](), 0.0
-    for part, following in pairwise([*parts, Part(0.0, 0.0, 0.0, False)]):
-        if part.drafting:
-            spans.append(Span("drafter", "uses what is ready" if part.hit else "drafts", now, now + part.drafting))
-            now += part.drafting
-        spans.append(Span("target", "verifies", now, now + part.passing))
-        prepared = part.preparing if following.hit else min(part.preparing, part.passing)
+    for one, following in pairwise([*times, Times(0.0, 0.0, 0.0, False)]):
+        if one.drafting:
+            spans.append(Span("drafter", "uses what is ready" if one.hit else "drafts", now, now + one.drafting))
+            now += one.drafting
+        spans.append(Span("target", "verifies", now, now + one.passing))
+        prepared = one.preparing if following.hit else min(one.preparing, one.passing)
         if prepared:
             what = "prepares, used" if following.hit else "prepares, unused"
             spans.append(Span("drafter", what, now, now + prepared))
-        now += max(part.passing, prepared)
+        now += max(one.passing, prepared)
     return spans
 
 

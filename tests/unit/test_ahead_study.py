@@ -19,13 +19,13 @@ from specdemo.studies.ahead import (
     SIMULATION,
     TOGETHER,
     DraftsAhead,
-    Part,
     Text,
+    Times,
     Way,
     in_words,
-    parts_of,
     simulated,
     summarise,
+    times_of,
 )
 from specdemo.types import Ahead
 from specdemo.ui.lab.pictures import shown_by
@@ -40,22 +40,25 @@ def test_the_times_of_a_round_are_told_by_this_and_the_next() -> None:
         Round(1, (), (), 0.3, 1.0, 1.50, 4, ahead=Ahead(True, 9, 0.25)),
         Round(2, (), (), 0.2, 1.0, 1.20, 4, ahead=Ahead(False, 9, 0.125)),
     ]
-    expected = [Part(0.25, 1.25, 0.25, False), Part(0.175, 1.2, 0.125, True), Part(0.2, 1.0, 0.0, False)]
-    for found, part in zip(parts_of(rounds, in_turn=True), expected, strict=True):
+    expected = [Times(0.25, 1.25, 0.25, False), Times(0.175, 1.2, 0.125, True), Times(0.2, 1.0, 0.0, False)]
+    for found, part in zip(times_of(rounds, in_turn=True), expected, strict=True):
         assert found == pytest.approx(part)
-    assert [part.drafting for part in parts_of(rounds, in_turn=False)] == [0.5, 0.3, 0.2]
+    assert [part.drafting for part in times_of(rounds, in_turn=False)] == [0.5, 0.3, 0.2]
 
 
 @pytest.mark.parametrize(
-    ("parts", "ends"),
+    ("times", "ends"),
     [
-        ([Part(1, 4, 2, False), Part(0, 4, 2, True), Part(0, 4, 0, True)], 13),  # prepared in time
-        ([Part(1, 4, 6, False), Part(0, 4, 6, True), Part(0, 4, 0, True)], 1 + 6 + 6 + 4),  # waits for what is prepared
-        ([Part(1, 4, 6, False), Part(1, 4, 6, False), Part(1, 4, 0, False)], 15),  # what is not used is given up
+        ([Times(1, 4, 2, False), Times(0, 4, 2, True), Times(0, 4, 0, True)], 13),  # prepared in time
+        (
+            [Times(1, 4, 6, False), Times(0, 4, 6, True), Times(0, 4, 0, True)],
+            1 + 6 + 6 + 4,
+        ),  # waits for what is prepared
+        ([Times(1, 4, 6, False), Times(1, 4, 6, False), Times(1, 4, 0, False)], 15),  # what is not used is given up
     ],
 )
-def test_side_by_side_a_round_takes_what_the_slower_one_takes(parts: list[Part], ends: float) -> None:
-    spans = simulated(parts)
+def test_side_by_side_a_round_takes_what_the_slower_one_takes(times: list[Times], ends: float) -> None:
+    spans = simulated(times)
     assert max(span.ends for span in spans) == ends
     for who in ("target", "drafter"):
         mine = sorted(span[2:] for span in spans if span.who == who)
@@ -117,7 +120,7 @@ def test_words_name_the_cause_where_it_is_slower() -> None:
 def test_its_picture_shows_speeds_hits_and_rounds_to_scale() -> None:
     study = DraftsAhead.__new__(DraftsAhead)
     study.ks, study.fan_outs, study.shared = (4,), (1, 3), ""
-    rounds = tuple(simulated([Part(0.1, 0.4, 0.2, False), Part(0.0, 0.4, 0.2, True)]))
+    rounds = tuple(simulated([Times(0.1, 0.4, 0.2, False), Times(0.0, 0.4, 0.2, True)]))
     texts = [replace(text(method, name, 2.0, 15), timeline=rounds) for method in study.methods() for name in "ab"]
     for count in (0, 1, len(texts) // 2, len(texts)):
         study.texts = texts[:count]
