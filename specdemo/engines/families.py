@@ -149,9 +149,8 @@ def mixtures(config: PreTrainedConfig) -> set[Mixture]:
 def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 
-    Captured passes on a GPU have none of what distinguishes some families from Llama: windows, scales and caps, norms
-    of what is added to the residual stream, queries that grow with their position, angles that depend on how long a
-    text can get, and experts, since a captured pass launches the same kernels each time.
+    Captured passes on a GPU have no angles that depend on how long a text can get, and no experts, since a captured
+    pass launches the same kernels each time.
 
     Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
     text part of a larger model, whose weights have other names.
@@ -170,10 +169,7 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
         return False
     if config.model_type == "gemma3_text" and config.attn_logit_softcapping:  # transformers does not apply it
         return False
-    if on_gpu and (any(windows(config)) or Scales.of(config) != Scales(head_width(config) ** -0.5)):
-        return False
-    family = FAMILIES[config.model_type]
-    if on_gpu and (family.out_norm or family.expert_size or has_growing_queries(config)):
+    if on_gpu and FAMILIES[config.model_type].expert_size:
         return False
     ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
     if on_gpu and any(rope.get("rope_type") == "longrope" for rope in ropes) and not has_equal_factors(config):

@@ -25,9 +25,8 @@ from torch.nn import functional as F
 
 from ..system.hardware import attends_in_groups, to_device
 from ..system.progress import check_stopped
-from .layout import FusedModel, Layer, capped
-from .linear import Norm
-from .ops import normed_heads, rotate
+from .layout import FusedModel, Layer
+from .ops import attention, normed_heads, plus, rotate
 from .rows import depths_of, mask_of, places
 from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, CachedRunner, Pass, Runner, check_fits, in_groups
 
@@ -235,9 +234,9 @@ class FusedRunner(CachedRunner):
                 new_keys.copy_(own_qk[:, model.heads :].transpose(0, 1))
                 new_values.copy_(own_v.transpose(0, 1))
                 attended.append(self._attend(own_qk, keys, values, mask))
-            x = self._plus(x, layer.out(_joined(attended)), layer.out_norm)
+            x = plus(x, layer.out(_joined(attended)), layer.out_norm, model.scales.residual)
             normed = layer.mlp_norm(x) if layer.mlp_norm else x
-            x = self._plus(x, self._mlp(layer, normed), layer.down_norm)
+            x = plus(x, self._mlp(layer, normed), layer.down_norm, model.scales.residual)
             if index in captured:
                 outputs[index] = x[:count]
         return x[:count], outputs
@@ -257,10 +256,6 @@ class FusedRunner(CachedRunner):
         for rank in range(1, layer.router.used):
             total = total + outputs[:, rank] * weights[:, rank, None]
         return total
-
-    def _plus(self, x: Tensor, added: Tensor, norm: Norm | None) -> Tensor:
-        added, scale = norm(added) if norm else added, self.model.scales.residual
-        return x + (added if scale == 1 else added * scale)
 
     def _split(self, qkv: Tensor, layer: Layer, rotations: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys in one tensor, [T, heads + kv_heads, width], and values [T, kv_heads, width]."""
@@ -285,7 +280,7 @@ class FusedRunner(CachedRunner):
         (count, _, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
         group, keys, values, scale = heads // kv_heads, keys[None], values[None], self.model.scales.attention
         if mask is None or len(mask) == mask.shape[1] == count:  # of a prompt, see `_mask_of`
-            q, grouped = qk[:, :heads].transpose(0, 1)[None], attends_in_groups(qk.dtype, qk.device)
+            q, grouped = qk[:, :heads].transpose(0, 1)[None], attends_in_groups(qk.dtype, qk.device, mask is not None)
             if not grouped:
                 keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
             out = F.scaled_dot_product_attention(
@@ -296,10 +291,7 @@ class FusedRunner(CachedRunner):
         q = qk[:, :heads].reshape(count, kv_heads, group, width).permute(1, 2, 0, 3)
         q = q.reshape(1, kv_heads, group * count, width)
         q = F.pad(q, (0, 0, 0, padding)) if padding else q
-        if cap := self.model.scales.score_cap:
-            out = (capped(q @ keys.mT * scale, cap) + mask).float().softmax(-1).to(q) @ values
-        else:
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+        out = attention(q, keys, values, mask, scale, self.model.scales.score_cap)
         out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 

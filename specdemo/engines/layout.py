@@ -159,8 +159,9 @@ class FusedModel:
         x = rows_of(self.embedding, ids).to(self.dtype)
         if self.scales.embedding == 1:
             return x
-        # transformers rounds the factor to the type of the embeddings.
-        return x * x.new_tensor(self.scales.embedding, dtype=self.embedding.dtype).to(self.dtype)
+        # transformers rounds the factor to the type of the embeddings. As a number it needs no copy to a GPU, which
+        # cannot be captured.
+        return x * torch.tensor(self.scales.embedding, dtype=self.embedding.dtype).item()
 
     def finished(self, logits: Tensor) -> Tensor:
         """The logits of the model, of the products of its head."""

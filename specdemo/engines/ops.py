@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .layout import capped
 from .linear import Linear, Norm, swiglu
 
 UNIT = 16  # see `placed`
 
-__all__ = ["UNIT", "attend", "placed", "product", "rotate", "write_kv"]
+__all__ = ["UNIT", "attend", "placed", "plus", "product", "rotate", "write_kv"]
 
 
 def product(
@@ -30,6 +31,12 @@ def product(
     return swiglu(x) if gated else x if plus is None else x + plus
 
 
+def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float) -> Tensor:
+    """x + scale * norm(added), [T, hidden] each; there may be no norm."""
+    added = norm(added) if norm else added
+    return x + (added if scale == 1 else added * scale)
+
+
 class Placed(NamedTuple):
     """Where the rows of a pass stand, and what they see.
 
@@ -37,11 +44,13 @@ class Placed(NamedTuple):
         slots: where their keys and values are written, [T] int64.
         positions: by which they are rotated, [T] int64.
         seen: the slots that each of them sees, [T, capacity] bool.
+        at: the positions of the tokens in these slots, [T, capacity] int64.
     """
 
     slots: Tensor
     positions: Tensor
     seen: Tensor
+    at: Tensor
 
 
 def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> Placed:
@@ -57,15 +66,17 @@ def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: b
     """
     assert not apart, "torch cannot read a cache that it is not given"
     starts, slots = where[0, : len(depths)], torch.arange(capacity, device=where.device)
-    paths = paths + starts[:, None]
+    paths, positions = paths + starts[:, None], depths + starts
     seen = (slots < starts[:, None]).scatter_(1, paths, True)
-    return Placed(paths[:, -1], depths + starts, seen)
+    along = starts[:, None] + torch.arange(paths.shape[1], device=where.device)
+    at = slots.repeat(len(paths), 1).scatter_(1, paths, along.minimum(positions[:, None]))
+    return Placed(paths[:, -1], positions, seen, at)
 
 
 def write_kv(
     qkv: Tensor,
     head_norms: tuple[Norm, Norm] | None,
-    rotation: tuple[Tensor, Tensor] | None,
+    rotation: tuple[Tensor, ...] | None,
     keys: Tensor,
     values: Tensor,
     rows: Placed,
@@ -74,7 +85,7 @@ def write_kv(
 
     Args:
         qkv: [T, (heads + 2 * kv_heads) * width].
-        rotation: cosines and signed sines, see `FusedModel.rotation`.
+        rotation: cosines and signed sines, and what multiplies queries if they grow, see `FusedModel.rotations`.
         keys, values: [kv_heads, capacity, width], written in place.
     Returns:
         The queries, [T, heads, width].
@@ -85,8 +96,10 @@ def write_kv(
     if head_norms:
         q, k = normed_heads(head_norms[0], q), normed_heads(head_norms[1], k)
     if rotation:
-        cos, sin = (part.index_select(0, rows.positions) for part in rotation)
+        cos, sin, *of_queries = (part.index_select(0, rows.positions) for part in rotation)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        for scale in of_queries:
+            q = q * scale
     keys.index_copy_(1, rows.slots, k.transpose(0, 1))
     values.index_copy_(1, rows.slots, v.transpose(0, 1))
     return q
@@ -104,13 +117,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Placed,
+    scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Tensor:
     """Attention of T queries [T, heads, width] whose own keys and values are in the cache already.
 
     The query heads that share a key head become more queries of that head, so that no key or value is copied.
 
     Args:
         keys, values: [kv_heads, capacity, width].
+        scale: of scores; None is width ** -0.5.
+        window: how many tokens of its branch each sees, itself included; 0 is all.
+        cap: of scores, see `families.Scales`.
 
     Returns:
         [T, heads * width].
@@ -118,6 +142,16 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
     (count, heads, width), kv_heads = q.shape, len(keys)
     group = heads // kv_heads
     q = q.view(count, kv_heads, group, width).permute(1, 2, 0, 3).reshape(1, kv_heads, group * count, width)
-    out = F.scaled_dot_product_attention(q, keys[None], values[None], attn_mask=rows.seen.repeat(group, 1))
+    seen = rows.seen & (rows.at > rows.positions[:, None] - window) if window else rows.seen
+    out = attention(q, keys[None], values[None], seen.repeat(group, 1), width**-0.5 if scale is None else scale, cap)
     # Not `view`: on a GPU the result of attention may have its key heads as the inner dimension.
     return out.view(kv_heads, group, count, width).permute(2, 0, 1, 3).reshape(count, heads * width)
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
+    """`F.scaled_dot_product_attention` of scores that are capped unless `cap` is 0, see `families.Scales`."""
+    if not cap:
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+    scores = capped(q @ keys.mT * scale, cap)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype) @ values

@@ -145,15 +145,15 @@ def _capabilities() -> Mapping[str, bool]:
     return torch.cpu.get_capabilities()
 
 
-def attends_in_groups(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch's attention without a mask supports query heads that share a key head (`enable_gqa`) efficiently.
+def attends_in_groups(dtype: torch.dtype, device: torch.device, masked: bool) -> bool:
+    """Whether torch's attention supports query heads that share a key head (`enable_gqa`) efficiently.
 
-    On a GPU only flash attention does, which needs 16-bit numbers and compute capability 8.0. Without it torch stores
-    all scores, whose number is the square of the number of tokens.
+    On a GPU only flash attention does, which needs 16-bit numbers, compute capability 8.0, and no mask. Without it
+    torch stores all scores, whose number is the square of the number of tokens.
     """
     if device.type != "cuda":
         return True
-    return dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= (8, 0)
+    return not masked and dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def quantized_engine() -> str:

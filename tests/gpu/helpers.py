@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,36 @@ VOCAB = 512
 EXACT, ROUGH = 1e-4, 2e-2  # the largest relative errors: in float32, in 16 bits
 
 
+# What makes families other than Llama, in models so small; windows end within a text.
+KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+WINDOWS = {"layer_types": KINDS, "sliding_window": 12}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+GROWING = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "llama_4_scaling_beta": 0.4,
+    "original_max_position_embeddings": 8,
+}
+GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0}
+OTHER: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 12},
+    "ministral3": {"rope_parameters": GROWING},
+    "gemma2": {**WINDOWS, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0},
+    "gemma3_text": {**WINDOWS, "rope_parameters": TWO_ROPES, "query_pre_attn_scalar": 40},
+    "olmo3": WINDOWS,
+    "granite": GRANITE,
+}
+
+
 def tiny(family: str, device: torch.device, vocab: int = VOCAB) -> PreTrainedModel:
     """A random model of four layers in float32. Its weights are large: no rounding error changes its greedy text."""
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": vocab}
     wide = {"intermediate_size": 192, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    config = AutoConfig.for_model(family, **sizes, **wide, **ids)
+    config = AutoConfig.for_model(family, **sizes, **wide, **ids, **OTHER.get(family, {}))
     return AutoModelForCausalLM.from_config(config).eval().to(device)
 
 

@@ -30,6 +30,15 @@ TREES = {
     "as many": [(row - 1) // 2 if row else -1 for row in range(MOST_ROWS)],
     "as deep": STUMPS,
 }
+# How attention sees and scores: windows that end within a step, and within a chunk before.
+LOOKS: list[dict[str, Any]] = [
+    {},
+    {"window": 5},
+    {"window": 140, "cap": 2.0},
+    {"scale": 0.05, "cap": 0.5},
+    {"window": 1},
+]
+SHAPES = (8, 2, 64), (6, 6, 32), (9, 3, 16), (4, 2, 256)  # numbers of heads and of key heads, and their width
 WIDE, LONG = 8250, 5000  # a product's rows and a cache's capacity for which the kernels take larger tiles
 
 
@@ -47,14 +56,14 @@ def test_passes_are_made_of_tritons_kernels(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_operations_agree_with_float64(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     """`shape` is the number of heads and of key heads, and their width."""
     functions, errors = fastest(device), dict[str, float]()
     for count, live in READS:
-        for name, inputs in operation_inputs(*shape, count, live, device, dtype):
+        for name, inputs, more in operation_inputs(*shape, count, live, device, dtype):
             exact = [in_float64(value) for value in inputs]
-            ours, truth = call(functions, name, inputs), call(ops, name, exact)
+            ours, truth = call(functions, name, inputs, **more), call(ops, name, exact, **more)
             if name == "write_kv":  # writes keys and values too
                 ours, truth = (ours, *inputs[3:5]), (truth, *exact[3:5])
             both = zip(ours, truth, strict=True) if isinstance(ours, tuple) else [(ours, truth)]
@@ -63,7 +72,7 @@ def test_operations_agree_with_float64(device: torch.device, dtype: torch.dtype,
     assert max(errors.values()) < limit, f"relative errors: {errors}"
 
 
-def call(functions: ModuleType, name: str, inputs: list[Any]) -> Any:
+def call(functions: ModuleType, name: str, inputs: list[Any], **more: Any) -> Any:
     """Of operations that read which row sees what the inputs end with the start of the rows and their parents."""
     if name not in ("write_kv", "attend"):
         return getattr(functions, name)(*inputs)
@@ -73,38 +82,49 @@ def call(functions: ModuleType, name: str, inputs: list[Any]) -> Any:
     where = start.new_zeros(2, max(graph.TOGETHER))
     where[0] = start
     rows = functions.placed(where, table[:count], table[-1, :count], keys.shape[1])
-    return getattr(functions, name)(*inputs, rows)
+    return getattr(functions, name)(*inputs, rows, **more)
 
 
 def operation_inputs(
     heads: int, kv_heads: int, width: int, count: int, live: int, device: torch.device, dtype: torch.dtype
-) -> Iterator[tuple[str, list[Any]]]:
-    """The name of an operation and its arguments, for each operation and each way to call it."""
+) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """The name of an operation, its arguments and those by name, for each operation and each way to call it."""
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device).to(dtype)
 
-    hidden, outer, capacity = heads * width, 70, live + count + 77
+    hidden, outer, capacity, by_head = heads * width, 70, live + count + 77, (heads * width, kv_heads * width)
     start = torch.tensor([live], device=device)
     linear = Linear.unpacked(noise(outer, hidden), None)
     for norm in (None, Norm(noise(hidden), None, 1e-5), Norm(noise(hidden), noise(hidden), 1e-5)):
-        yield "product", [linear, noise(count, hidden), norm]
+        yield "product", [linear, noise(count, hidden), norm], {}
+    for norm_added, scale in (
+        (None, 0.3),
+        (Norm(noise(hidden), None, 1e-5), 1.0),
+        (Norm(noise(hidden), None, 0.1), 3.0),
+    ):
+        yield "plus", [noise(count, hidden), noise(count, hidden), norm_added, scale], {}
     biased = Linear.unpacked(noise(outer, hidden), noise(outer))
-    yield "product", [biased, noise(count, hidden), None, noise(count, outer)]
-    yield "product", [Linear.unpacked(noise(2 * outer, hidden), None), noise(count, hidden), norm, None, True]
-    for head_norms in (None, (Norm(noise(width), None, 1e-6), Norm(noise(width), None, 1e-6))):
-        for rotation in (None, (noise(capacity, 1, width), noise(capacity, 1, width))):
+    yield "product", [biased, noise(count, hidden), None, noise(count, outer)], {}
+    yield "product", [Linear.unpacked(noise(2 * outer, hidden), None), noise(count, hidden), norm, None, True], {}
+    turns = noise(capacity, 1, width), noise(capacity, 1, width)
+    of_heads, of_all = (tuple(Norm(noise(size), None, 1e-6) for size in sizes) for sizes in ((width, width), by_head))
+    for head_norms in (None, of_heads, of_all):
+        for rotation in (None, turns, (*turns, noise(capacity, 1, 1))):
             qkv, (keys, values) = noise(count, (heads + 2 * kv_heads) * width), noise(2, kv_heads, capacity, width)
-            yield "write_kv", [qkv, head_norms, rotation, keys, values, start, None]
+            yield "write_kv", [qkv, head_norms, rotation, keys, values, start, None], {}
     keys, values = noise(2, kv_heads, capacity, width)
     keys[:, live + count :] = values[:, live + count :] = 1e4  # entries after the text, which must not be read
-    yield "attend", [noise(count, heads, width), keys, values, start, None]
-    yield "write_kv", [noise(count, (heads + 2 * kv_heads) * width), None, rotation, keys, values, start, STUMPS]
-    yield "attend", [noise(count, heads, width), keys, values, start, STUMPS]
+    for seen in LOOKS:
+        yield "attend", [noise(count, heads, width), keys, values, start, None], seen
+    yield "write_kv", [noise(count, (heads + 2 * kv_heads) * width), None, turns, keys, values, start, STUMPS], {}
+    for seen in LOOKS:
+        yield "attend", [noise(count, heads, width), keys, values, start, STUMPS], seen
     if not live:
-        yield "product", [Linear.unpacked(noise(WIDE, hidden), None), noise(count, hidden)]
+        yield "product", [Linear.unpacked(noise(WIDE, hidden), None), noise(count, hidden)], {}
         keys, values = noise(2, kv_heads, LONG, width)
-        yield "attend", [noise(count, heads, width), keys, values, start + LONG - count, None]
+        for seen in ({}, {"window": LONG // 3}):
+            yield "attend", [noise(count, heads, width), keys, values, start + LONG - count, None], seen
 
 
 def in_float64(value: Any) -> Any:
@@ -143,14 +163,16 @@ BESIDE = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_is_the_same_bits_whatever_texts_are_read_beside(
     cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
     functions = fastest(cuda)
     if functions is ops:
         pytest.skip("torch's own operations read no texts together")
-    assert not [name for name, chains in BESIDE.items() if chains_unlike_alone(functions, *shape, chains, cuda, dtype)]
+    for name, chains in BESIDE.items():
+        for look in LOOKS:
+            assert chains_unlike_alone(functions, *shape, chains, cuda, dtype, **look) == 0, (name, look)
 
 
 def chains_unlike_alone(
@@ -161,6 +183,7 @@ def chains_unlike_alone(
     chains: list[tuple[int, int]],
     device: torch.device,
     dtype: torch.dtype,
+    **look: Any,
 ) -> int:
     """Of several chains that are read in one pass, how many are not bit for bit what they are in one of their own.
 
@@ -185,12 +208,12 @@ def chains_unlike_alone(
     straight = torch.arange(MOST_ROWS, dtype=torch.uint8).repeat(total, 1)
     told = (part.to(device) for part in (where, straight, torch.tensor(depths, dtype=torch.uint8)))
     rows = functions.placed(*told, capacity, apart=True)
-    attended = functions.attend(functions.write_kv(qkv, norms, rotation, *shared[0], rows), *shared[0], rows)
+    attended = functions.attend(functions.write_kv(qkv, norms, rotation, *shared[0], rows), *shared[0], rows, **look)
     differing, begin = 0, 0
     for (live, count), cache, written in zip(chains, caches, shared, strict=True):
         own, start = slice(begin, begin + count), torch.tensor([live], device=device)
         q = call(functions, "write_kv", [qkv[own], norms, rotation, *cache, start, None])
-        alone = call(functions, "attend", [q, *cache, start, None])
+        alone = call(functions, "attend", [q, *cache, start, None], **look)
         differing += not (torch.equal(attended[own], alone) and torch.equal(written, cache))
         begin += count
     return differing
@@ -198,7 +221,7 @@ def chains_unlike_alone(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_of_a_tree_is_the_same_bits_as_that_of_its_chain(
     cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
@@ -207,10 +230,11 @@ def test_a_row_of_a_tree_is_the_same_bits_as_that_of_its_chain(
     if functions is ops:
         pytest.skip("passes are made of torch's own operations here")
     differing = {
-        (name, live): count
+        (name, live, window): count
         for name in TREES
         for live in (0, 5, 63, 64, 100, 127, 128, 300, 1000)
-        if (count := leaves_unlike_their_chains(functions, *shape, TREES[name], live, cuda, dtype))
+        for window in (0, 40)
+        if (count := leaves_unlike_their_chains(functions, *shape, TREES[name], live, cuda, dtype, window=window))
     }
     assert not differing
 
@@ -225,6 +249,7 @@ def leaves_unlike_their_chains(
     device: torch.device,
     dtype: torch.dtype,
     most: int = MOST_ROWS,
+    **look: Any,
 ) -> int:
     """Of the first `most` leaves of a tree, how many end a path whose rows are not bit for bit those of a chain.
 
@@ -243,7 +268,7 @@ def leaves_unlike_their_chains(
     def attended(qkv: Tensor, parents: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = fresh.clone()
         q = call(functions, "write_kv", [qkv, norms, rotation, keys, values, start, parents])
-        return call(functions, "attend", [q, keys, values, start, parents]), keys, values
+        return call(functions, "attend", [q, keys, values, start, parents], **look), keys, values
 
     tree, tree_keys, tree_values = attended(torch.cat([qkv, qkv[-1:].expand(rows - len(qkv), -1)]), parents)
     differing = 0

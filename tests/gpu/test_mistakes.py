@@ -25,29 +25,33 @@ def with_attend(attend: Callable[..., torch.Tensor]) -> ModuleType:
     return made
 
 
-def each_by_itself(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
+def each_by_itself(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any
+) -> torch.Tensor:
     """Attention of each token by itself, to what it sees and nothing besides."""
     found = []
     for one, seen in zip(q.split(1), rows.seen, strict=True):
         everything = rows._replace(seen=torch.ones(1, int(seen.sum()), dtype=torch.bool))
-        found.append(ops.attend(one, keys[:, seen], values[:, seen], everything))
+        found.append(ops.attend(one, keys[:, seen], values[:, seen], everything, **look))
     return torch.cat(found)
 
 
-def stretched(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
+def stretched(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any) -> torch.Tensor:
     """Attention that grows with the number of tokens that are read together."""
-    return ops.attend(q, keys, values, rows) * (1 + len(q) / 20)
+    return ops.attend(q, keys, values, rows, **look) * (1 + len(q) / 20)
 
 
-def blind(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
+def blind(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any) -> torch.Tensor:
     """Attention in which no token sees itself."""
-    return ops.attend(q, keys, values, rows._replace(seen=rows.seen.scatter(1, rows.slots[:, None], False)))
+    return ops.attend(q, keys, values, rows._replace(seen=rows.seen.scatter(1, rows.slots[:, None], False)), **look)
 
 
-def of_the_pass(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
+def of_the_pass(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any
+) -> torch.Tensor:
     """Attention to all tokens of the pass that come before, in the branch or not."""
     everything = torch.arange(keys.shape[1]) <= rows.slots[:, None]
-    return ops.attend(q, keys, values, rows._replace(seen=everything))
+    return ops.attend(q, keys, values, rows._replace(seen=everything), **look)
 
 
 def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,15 @@ LENGTHS = (1, 3, 6, MAX_K + 1)  # of passes
 CONTEXT = 150  # tokens
 TREES = [-1, 0, 0, 0, 1, 1, 2, 5, 5], [-1, *[0] * 19]  # the parents of the rows of a pass
 FAMILIES = "llama", "qwen2", "qwen3", "gpt2", "mistral", "phi3", "glm", "gemma"
+OTHERS = "gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4", "ministral3"
 NO_WORSE = 1.25  # the largest ratio of our error to that of transformers' forward
 HEAD_READS = ((60, 0), (1, 60), (5, 61), (17, 550), (1, 567))  # states to read, and entries in the cache before them
 HEAD_CONTEXT = 700  # tokens, more than a head's window
 
 
-@pytest.mark.parametrize(("family", "functions"), [*((family, None) for family in FAMILIES), ("qwen3", ops)], ids=str)
+@pytest.mark.parametrize(
+    ("family", "functions"), [*((family, None) for family in (*FAMILIES, *OTHERS)), ("qwen3", ops)], ids=str
+)
 def test_logits_are_those_of_transformers(device: torch.device, family: str, functions: ModuleType | None) -> None:
     """Passes of several lengths in float32, made of these functions or of the fastest."""
     model = tiny(family, device)

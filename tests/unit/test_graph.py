@@ -623,8 +623,9 @@ class ByAddress:
         return torch.cat([ops.write_kv(some, norms, rotation, *cache, placed) for some, cache, placed in each])
 
     @staticmethod
-    def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
-        return torch.cat([ops.attend(some, *cache, placed) for some, cache, placed in apart(q, keys, values, *rows)])
+    def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Any, **look: Any) -> Tensor:
+        each = apart(q, keys, values, *rows)
+        return torch.cat([ops.attend(some, *cache, placed, **look) for some, cache, placed in each])
 
 
 def apart(

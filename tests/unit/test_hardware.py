@@ -133,8 +133,9 @@ def test_where_attention_copies_no_keys(
     dtype: torch.dtype, capability: tuple[int, int], expected: bool, cuda: SimpleNamespace
 ) -> None:
     cuda.capability = capability
-    assert hardware.attends_in_groups(dtype, GPU) == expected
-    assert hardware.attends_in_groups(dtype, CPU)
+    assert hardware.attends_in_groups(dtype, GPU, masked=False) == expected
+    assert not hardware.attends_in_groups(dtype, GPU, masked=True)
+    assert hardware.attends_in_groups(dtype, CPU, masked=True)
 
 
 # Transfers and clocks --------------------------------------------------------------------------------------

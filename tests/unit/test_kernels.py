@@ -54,9 +54,16 @@ products.NARROW, test_kernels.WIDE = 600, 650  # larger parts begin earlier: pro
 kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
 cpu = torch.device("cpu")
 Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)  # as on a GPU
+"""
+LIKE_LLAMA = """
 for dtype in (torch.float32, torch.float16):
     test_kernels.test_operations_agree_with_float64(cpu, dtype, (6, 2, 16))
 for family in ("qwen3", "gpt2"):
+    test_passes.test_logits_are_those_of_transformers(cpu, family, None)
+"""
+OTHERS = """
+test_kernels.test_operations_agree_with_float64(cpu, torch.float32, (2, 1, 256))
+for family in ("mistral", *test_passes.OTHERS):
     test_passes.test_logits_are_those_of_transformers(cpu, family, None)
 """
 # Triton 3.6 does not know that NumPy 2.4 makes no number of an array with one.
@@ -84,7 +91,8 @@ from tests.gpu.test_kernels import TREES, leaves_unlike_their_chains
 
 for name, live in [("one token", 127), ("two of the same", 125)]:
     few = kernels, 2, 1, 16, TREES[name], live, torch.device("cpu")
-    assert leaves_unlike_their_chains(*few, torch.float32, most=1) == 0, name
+    for window in (0, 3):
+        assert leaves_unlike_their_chains(*few, torch.float32, most=1, window=window) == 0, (name, window)
 """
 ALL_TREES = """
 import torch
@@ -96,7 +104,8 @@ single, half = torch.float32, torch.float16
 for dtype, shape, live in ((single, (3, 1, 64), 63), (half, (2, 2, 32), 128)):
     for name, parents in TREES.items():
         asked = kernels, *shape, parents, live, torch.device("cpu"), dtype
-        assert leaves_unlike_their_chains(*asked, most=1) == 0, (name, shape, live)
+        for look in ({}, {"window": 66, "cap": 2.0}):
+            assert leaves_unlike_their_chains(*asked, most=1, **look) == 0, (name, shape, live, look)
 """
 PASSED_TREES = """
 import torch
@@ -110,9 +119,10 @@ from tests.unit.test_rows import TEXT, check
 
 graph.ROOM = 128
 Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)
-graphs = captured(FusedModel.of(tiny("qwen3", torch.device("cpu"))), kernels)
-assert GraphRunner(graphs, 96).exact_tree_rows == 64
-check(lambda: GraphRunner(graphs, 96), TEXT, [-1, 0, 0, 2, 2], torch.equal)
+for family in ("qwen3", "gemma2"):
+    graphs = captured(FusedModel.of(tiny(family, torch.device("cpu"))), kernels)
+    assert GraphRunner(graphs, 96).exact_tree_rows == 64
+    check(lambda: GraphRunner(graphs, 96), TEXT, [-1, 0, 0, 2, 2], torch.equal)
 """
 SEVERAL = """
 import torch
@@ -129,21 +139,23 @@ torch.manual_seed(0)
 cpu, graph.ROOM = torch.device("cpu"), 128
 for shape in ((2, 2, 16), (6, 2, 32)):
     for chains in ([(0, 1), (127, 1)], [(5, 3), (126, 2), (60, 7)]):
-        assert chains_unlike_alone(kernels, *shape, chains, cpu, torch.float32) == 0, (shape, chains)
+        for look in ({}, {"window": 5, "cap": 2.0}):
+            assert chains_unlike_alone(kernels, *shape, chains, cpu, torch.float32, **look) == 0, (shape, chains, look)
 Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)
-graphs = captured(FusedModel.of(tiny("qwen3", cpu)), kernels)
-runners, texts = [GraphRunner(graphs, 96) for _ in range(3)], [[7], [3, 4], [5, 6, 8]]
-for start, runner in enumerate(runners):
-    runner.prefill([9, 2, 4, 1][: 1 + start])
-together = read_together([Pass(runner, ids) for runner, ids in zip(runners, texts)])
-for runner, ids, logits in zip(runners, texts, together):
-    runner.rollback(runner.length - len(ids))
-    assert torch.equal(runner.forward(ids), logits), ids
+for family in ("qwen3", "gemma3_text"):
+    graphs = captured(FusedModel.of(tiny(family, cpu)), kernels)
+    runners, texts = [GraphRunner(graphs, 96) for _ in range(3)], [[7], [3, 4], [5, 6, 8]]
+    for start, runner in enumerate(runners):
+        runner.prefill([9, 2, 4, 1, 7, 3, 8][: 1 + 3 * start] * 2)
+    together = read_together([Pass(runner, ids) for runner, ids in zip(runners, texts)])
+    for runner, ids, logits in zip(runners, texts, together):
+        runner.rollback(runner.length - len(ids))
+        assert torch.equal(runner.forward(ids), logits), ids
 """
 
 
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
-SCRIPTS = {"draw": DRAWN, "pass": WITH_NUMPY + PASSED}
+SCRIPTS = {"draw": DRAWN, "pass": WITH_NUMPY + PASSED + LIKE_LLAMA, "families": WITH_NUMPY + PASSED + OTHERS}
 SCRIPTS |= {name: WITH_NUMPY + BY_ROWS + script for name, script in EXACT.items()}
 
 
@@ -157,8 +169,11 @@ def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains
 
 PRODUCT = {"INNER": 576, "NORMED": True, "BIASED": True, "ADDED": True, "GATED": False, "ROWS": 16, "COLUMNS": 32}
 PRODUCT |= {"PARTS": 4}
-ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16}
-WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
+ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16, "WINDOW": 0, "CAP": 0.0}
+OF_GEMMA = {"WIDTH": 256, "WINDOW": 512, "CAP": 50.0}
+COMBINE = {"WIDTH": 64, "CHUNK": 128, "CHUNKS": 8, "WINDOW": 0}
+WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "TOGETHER": False, "ROTATED": True, "GROWING": False}
+PLUS = {"WIDTH": 2304, "BLOCK": 4096, "NORMED": True, "SCALED": True}
 
 
 @pytest.mark.sampled(7)
@@ -172,8 +187,12 @@ WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
         ("_product", "eps", ["count", "outer"], PRODUCT | {"GATED": True, "ADDED": False}),
         ("_product", "eps", ["count", "outer"], PRODUCT | {"ROWS": 32}),
         ("_write_kv", "eps", ["capacity"], WRITE),
+        ("_write_kv", "eps", ["capacity"], WRITE | {"TOGETHER": True, "GROWING": True}),
         ("_attend", "scale", ["capacity"], ATTEND),
-        ("_combine", "", [], {"WIDTH": 64, "CHUNK": 128, "CHUNKS": 8}),
+        ("_attend", "scale", ["capacity"], ATTEND | OF_GEMMA),
+        ("_combine", "", [], COMBINE),
+        ("_combine", "", [], COMBINE | OF_GEMMA),
+        ("_plus", "eps scale", [], PLUS),
     ],
 )
 def test_the_kernels_compile_for_a_gpu(
@@ -182,15 +201,18 @@ def test_the_kernels_compile_for_a_gpu(
     from specdemo.engines.gpu import kernels, products
 
     size, options = NUMBERS[number], {"_product": {"num_stages": products.MANY_STAGES}, "_write_kv": {"num_warps": 1}}
-    sized = {"_product": {"STEP": products.STEP_BYTES // size}, "_attend": {"KEYS": kernels.KEY_BYTES // size}}
-    types = dict.fromkeys(integers, "i32") | {floats: "fp32"}
+    options["_plus"] = {"num_warps": products.MOST_WARPS}
+    sized = {"_product": {"STEP": products.STEP_BYTES // size}}
+    if name == "_attend":
+        sized[name] = {"KEYS": kernels.keys_at_once(constants["WIDTH"], size)}
+    types = dict.fromkeys(integers, "i32") | dict.fromkeys(floats.split(), "fp32")
     if name in ("_attend", "_combine"):  # what programs leave for each other
         types |= dict.fromkeys(("found", "peak", "weight"), "*fp32")
     if number == "fp32":  # never of more rows
         constants = constants | {"ROWS": 16}
     constants = {**constants, **sized.get(name, {}), "EARLY": capability >= 90, "SOON": number == "bf16"}
     compiled = built(
-        getattr(products if name == "_product" else kernels, name),
+        getattr(products if name in ("_product", "_plus") else kernels, name),
         types,
         number,
         constants,

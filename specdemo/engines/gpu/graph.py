@@ -25,7 +25,7 @@ from ...types import MAX_K
 from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
-from ..linear import swiglu
+from ..linear import Linear, Norm, swiglu
 from ..rows import MOST_ROWS, branches_of
 from ..runner import Pass, Runner, in_groups
 from .capture import Capture, CapturedFunctions, Work
@@ -200,17 +200,26 @@ class CapturedPasses:
         x = model.embed(self.ids[:count])
         if model.positions is not None:
             x = x + F.embedding(where[0, :count] + depths, model.positions)
-        outputs = []
+        scales, outputs = model.scales, []
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
             rotation = None if layer.rope is None else cache.rotations[layer.rope]
             q = ops.write_kv(qkv, layer.head_norms, rotation, keys, values, rows)
-            x = ops.product(layer.out, ops.attend(q, keys, values, rows), plus=x)
+            look = {"scale": scales.attention, "window": layer.window, "cap": scales.score_cap}
+            attended = ops.attend(q, keys, values, rows, **look)
+            x = self._plus(x, layer.out, attended, layer.out_norm)
             gated = layer.activate is swiglu
             inner = ops.product(layer.up[0], x, norm=layer.mlp_norm, gated=gated)
-            x = ops.product(layer.down[0], inner if gated else layer.activate(inner), plus=x)
+            x = self._plus(x, layer.down[0], inner if gated else layer.activate(inner), layer.down_norm)
             outputs.append(x)
-        return ops.product(model.head, x, norm=model.norm), outputs
+        return model.finished(ops.product(model.head, x, norm=model.norm)), outputs
+
+    def _plus(self, x: Tensor, step: Linear, inner: Tensor, norm: Norm | None) -> Tensor:
+        """x plus what a layer adds: step(inner), normed and scaled as the model has it."""
+        scale = self.model.scales.residual
+        if norm is None and scale == 1:
+            return cast(Tensor, self.ops.product(step, inner, plus=x))
+        return cast(Tensor, self.ops.plus(x, self.ops.product(step, inner), norm, scale))
 
 
 def distance(keys: Tensor, others: Tensor) -> int:

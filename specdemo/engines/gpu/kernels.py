@@ -24,29 +24,22 @@ from triton.language.extra import cuda
 from .. import ops
 from ..linear import Norm
 from ..rows import MOST_ROWS
-from .products import NARROW, ROWS, launched_on, probe, product
+from .products import NARROW, ROWS, _wait, launched_on, plus, probe, product
 
-__all__ = ["attend", "placed", "probe", "product", "usable", "write_kv"]
+__all__ = ["attend", "placed", "plus", "probe", "product", "usable", "write_kv"]
 
-KEY_BYTES = 256  # bytes of a column of the keys that a program reads at a time
+KEY_BYTES, WIDE = 256, 128  # bytes of a column of the keys that a program reads at a time, of heads up to this width,
+WIDE_KEY_BYTES = 64  # and of wider ones, of which shared memory holds fewer: Triton copies them three steps ahead
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
 UNIT = tl.constexpr(ops.UNIT)  # the compiler, which knows it, reads 16 bytes at a time
 LINE = tl.constexpr(MOST_ROWS)  # numbers of a path
+SUMMED = tl.constexpr(1024)  # numbers that `_write_kv` squares at a time
 NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would be NaN
 
 
 def usable(width: int) -> bool:
     """Whether the kernels can run heads of this width: a power of two that the matrix units take."""
-    return width in (16, 32, 64, 128)
-
-
-@triton.jit
-def _wait(SOON: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait for the kernel before. If SOON, the next one may take its places at once: those of a narrow model are few,
-    and would else come too late; those of a wide one (measured) take room from the programs that work."""
-    if SOON:
-        cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
+    return width in (16, 32, 64, 128, 256)
 
 
 class Placed(NamedTuple):
@@ -66,7 +59,7 @@ def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: b
 def write_kv(
     qkv: Tensor,
     head_norms: tuple[Norm, Norm] | None,
-    rotation: tuple[Tensor, Tensor] | None,
+    rotation: tuple[Tensor, ...] | None,
     keys: Tensor,
     values: Tensor,
     rows: Placed,
@@ -75,16 +68,18 @@ def write_kv(
     (count, _), (kv_heads, capacity, width) = qkv.shape, keys.shape
     heads = qkv.shape[1] // width - 2 * kv_heads
     q = qkv.new_empty(count, heads, width)
-    cos, sin = rotation or (qkv, qkv)
+    cos, sin, *growth = rotation or (qkv, qkv)
     q_weight, k_weight = (norm.weight for norm in head_norms) if head_norms else (qkv, qkv)
     _write_kv[(count, heads + 2 * kv_heads)](
-        *(qkv, q, keys, values, cos, sin, q_weight, k_weight),
+        *(qkv, q, keys, values, cos, sin, growth[0] if growth else qkv, q_weight, k_weight),
         *(rows.starts, rows.caches, rows.paths, rows.depths, capacity, head_norms[0].eps if head_norms else 0.0),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
         NORMED=head_norms is not None,
+        TOGETHER=head_norms is not None and len(q_weight) != width,
         ROTATED=rotation is not None,
+        GROWING=bool(growth),
         SOON=heads * width <= NARROW,
         num_warps=1,
         **launched_on(qkv.device),
@@ -100,6 +95,7 @@ def _write_kv(  # type: ignore[no-untyped-def]
     values,
     cos,
     sin,
+    growth,
     q_weight,
     k_weight,
     starts,
@@ -112,7 +108,9 @@ def _write_kv(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     NORMED: tl.constexpr,
+    TOGETHER: tl.constexpr,
     ROTATED: tl.constexpr,
+    GROWING: tl.constexpr,
     SOON: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -134,7 +132,17 @@ def _write_kv(  # type: ignore[no-untyped-def]
     else:
         a, b = tl.load(source + low).to(tl.float32), tl.load(source + high).to(tl.float32)
         if NORMED:
-            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + eps)
+            if TOGETHER:  # with the other heads of the token
+                first = qkv + token * (HEADS + 2 * KV_HEADS) * 2 * HALF
+                if head < HEADS:
+                    square = _mean_square(first, HEADS * 2 * HALF)
+                else:
+                    square = _mean_square(first + HEADS * 2 * HALF, KV_HEADS * 2 * HALF)
+                q_weight += head * 2 * HALF
+                k_weight += (head - HEADS) * 2 * HALF
+            else:
+                square = (tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF)
+            scale = tl.rsqrt(square + eps)
             if head < HEADS:
                 a *= tl.load(q_weight + low).to(tl.float32) * scale
                 b *= tl.load(q_weight + high).to(tl.float32) * scale
@@ -148,6 +156,9 @@ def _write_kv(  # type: ignore[no-untyped-def]
             a = turned
         a, b = a.to(qkv.dtype.element_ty), b.to(qkv.dtype.element_ty)
         if head < HEADS:
+            if GROWING:
+                scale = tl.load(growth + position).to(tl.float32)
+                a, b = (a.to(tl.float32) * scale).to(a.dtype), (b.to(tl.float32) * scale).to(b.dtype)
             tl.store(queries + (token * HEADS + head) * 2 * HALF + low, a)
             tl.store(queries + (token * HEADS + head) * 2 * HALF + high, b)
         else:
@@ -156,7 +167,26 @@ def _write_kv(  # type: ignore[no-untyped-def]
             tl.store(target + high, b)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
+@triton.jit
+def _mean_square(x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The mean of the squares of `SIZE` numbers."""
+    squares = tl.zeros([SUMMED], tl.float32)
+    for begin in range(0, SIZE, SUMMED):
+        index = begin + tl.arange(0, SUMMED)
+        some = tl.load(x + index, mask=index < SIZE, other=0).to(tl.float32)
+        squares += some * some
+    return tl.sum(squares, 0) / SIZE
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Placed,
+    scale: float | None = None,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Tensor:
     """See `ops.attend`. A program attends to one chunk of the context, for the heads of one token that share its keys.
 
     `_combine` adds the chunks up.
@@ -168,13 +198,15 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
     found = q.new_empty(chunks, count * heads, width, dtype=float32)
     peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
     _attend[(kv_heads * triton.cdiv(group, ROWS), count, chunks)](
-        *(q, keys, values, *rows, found, peak, weight, capacity, width**-0.5),
+        *(q, keys, values, *rows, found, peak, weight, capacity, width**-0.5 if scale is None else scale),
         HEADS=heads,
         GROUP=group,
         WIDTH=width,
         CHUNK=chunk,
         ROWS=ROWS,
-        KEYS=min(KEY_BYTES // q.element_size(), chunk),
+        KEYS=min(keys_at_once(width, q.element_size()), chunk),
+        WINDOW=window,
+        CAP=cap,
         SOON=heads * width <= NARROW,
         **launched_on(q.device),
     )
@@ -184,11 +216,17 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
         WIDTH=width,
         CHUNK=chunk,
         CHUNKS=triton.next_power_of_2(chunks),
+        WINDOW=window,
         SOON=heads * width <= NARROW,
-        num_warps=1,
+        num_warps=max(1, width // WIDE),
         **launched_on(q.device),
     )
     return out
+
+
+def keys_at_once(width: int, size: int) -> int:
+    """The keys that a program of `_attend` reads at a time, of heads of this width and numbers of `size` bytes."""
+    return (KEY_BYTES if width <= WIDE else WIDE_KEY_BYTES) // size
 
 
 @triton.jit
@@ -211,6 +249,8 @@ def _attend(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SOON: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -220,7 +260,7 @@ def _attend(  # type: ignore[no-untyped-def]
     end = start + tl.load(depths + token).to(tl.int32) + 1
     if EARLY:
         _wait(SOON)
-    if begin < end:
+    if _is_read(begin, end, CHUNK, WINDOW):
         head = tl.program_id(0) % BLOCKS * ROWS + tl.arange(0, ROWS)  # of those that share this key head
         inside, column = (head < GROUP)[:, None], tl.arange(0, WIDTH)
         at = token * HEADS + kv_head * GROUP + head
@@ -232,10 +272,14 @@ def _attend(  # type: ignore[no-untyped-def]
         for offset in range(0, CHUNK, KEYS):  # a step in which no key is seen gets the weight 0 of `fade`
             index = begin + offset + tl.arange(0, KEYS)
             seen = index < end
+            if WINDOW:
+                seen = seen & (index >= end - WINDOW)
             slot = tl.load(paths + token * LINE + index - start, mask=seen & (index >= start), other=0)
             slot = tl.where(index < start, index, start + slot)
             key = tl.load(keys + first + slot[None, :] * WIDTH + column[:, None], mask=seen[None, :], other=0)
             logits = tl.dot(query, key, input_precision="ieee") * scale
+            if CAP > 0:
+                logits = (2 * tl.sigmoid(2 / CAP * logits) - 1) * CAP  # the hyperbolic tangent
             logits = tl.where(seen[None, :], logits, NOTHING)
             higher = tl.maximum(most, tl.max(logits, 1))
             share = tl.exp(logits - higher[:, None])
@@ -253,6 +297,15 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _is_read(begin, end, CHUNK: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether a chunk of the context from `begin` on has tokens that the row sees which is the last before `end`."""
+    read = begin < end
+    if WINDOW:
+        read = read & (begin + CHUNK > end - WINDOW)
+    return read
+
+
+@triton.jit
 def _combine(  # type: ignore[no-untyped-def]
     found,
     peak,
@@ -263,13 +316,15 @@ def _combine(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    WINDOW: tl.constexpr,
     SOON: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     token, queries = tl.program_id(0), tl.num_programs(0) * tl.num_programs(1)
     at = token * tl.num_programs(1) + tl.program_id(1)
     chunk = tl.arange(0, CHUNKS)
-    used = chunk * CHUNK <= tl.load(starts + token) + tl.load(depths + token)  # the others were not written
+    end = tl.load(starts + token) + tl.load(depths + token) + 1
+    used = _is_read(chunk * CHUNK, end, CHUNK, WINDOW)  # the others were not written
     if EARLY:
         _wait(SOON)
     if EARLY and not SOON:

@@ -1,4 +1,4 @@
-"""The products of a captured pass, in Triton. See `kernels`."""
+"""The products of a captured pass and what is added to its rows, in Triton. See `kernels`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ NARROW = 2048  # so many columns, where more programs share the work,
 MANY, MANY_STAGES = 32, 4  # and of others
 STEP_BYTES = 512  # bytes of a row of the weights that a program reads at a time,
 PARTS = 4  # in parts that are summed side by side, one warp each, so that none waits for another
+MOST_WARPS, PER_WARP = 8, 512  # of `_plus`, and numbers for each
 EARLY_FROM = (9, 0)  # the compute capability from which on kernels start early
 
 
@@ -151,3 +152,63 @@ def _request(weight, line, own, INNER: tl.constexpr, STEP: tl.constexpr):  # typ
     at = weight + line[None, :].to(tl.int64) * INNER + index
     address = tl.where(own[None, :] & (index < INNER), at, weight).to(tl.int64)
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [address], tl.int32, is_pure=False, pack=1)
+
+
+def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float) -> Tensor:
+    """See `ops.plus`. A program adds a row: torch may sum a row differently in passes of different sizes."""
+    assert norm is None or norm.bias is None, "no family has such norms here"
+    (count, width), out = x.shape, torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    _plus[(count,)](
+        *(x, added, norm.weight if norm else x, out, norm.eps if norm else 0.0, scale),
+        WIDTH=width,
+        BLOCK=block,
+        NORMED=norm is not None,
+        SCALED=scale != 1,
+        SOON=width <= NARROW,
+        num_warps=min(MOST_WARPS, max(1, block // PER_WARP)),
+        **launched_on(x.device),
+    )
+    return out
+
+
+@triton.jit
+def _plus(  # type: ignore[no-untyped-def]
+    x,
+    added,
+    weight,
+    out,
+    eps,
+    scale,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORMED: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOON: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)
+    at, inside = tl.program_id(0) * WIDTH + column, column < WIDTH
+    if NORMED:
+        weights = tl.load(weight + column, mask=inside, other=0).to(tl.float32)
+    if EARLY:
+        _wait(SOON)
+    if EARLY and not SOON:
+        cuda.gdc_launch_dependents()
+    more = tl.load(added + at, mask=inside, other=0).to(tl.float32)
+    if NORMED:
+        more *= tl.rsqrt(tl.sum(more * more, 0) / WIDTH + eps) * weights
+        more = more.to(x.dtype.element_ty).to(tl.float32)
+    if SCALED:
+        more = (more * scale).to(x.dtype.element_ty).to(tl.float32)
+    sums = tl.load(x + at, mask=inside, other=0).to(tl.float32) + more
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _wait(SOON: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the kernel before. If SOON, the next one may take its places at once: those of a narrow model are few,
+    and would else come too late; those of a wide one (measured) take room from the programs that work."""
+    if SOON:
+        cuda.gdc_launch_dependents()
+    cuda.gdc_wait()
