@@ -149,7 +149,7 @@ export class Step {
   /** What target and drafter did from the pass of the round before to the end of this one, to scale. */
   sideBySide() {
     const [before, now] = this.player.rounds.slice(this.at - 1, this.at + 1).map(({ at, seconds: [draft, , all] }) => ({ drafts: at - all, verifies: at - all + draft, ends: at }));
-    const [hit, prepared, seconds] = this.ahead;
+    const [hit, prepared, seconds = 0] = this.ahead; // links made before they were told have none
     const ready = before.verifies + seconds;
     const rows = [
       ["target", ["verifies", before.verifies, before.ends], ["verifies", now.verifies, now.ends]],
