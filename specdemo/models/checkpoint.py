@@ -23,7 +23,6 @@ from transformers.utils import logging as transformers_logging
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.families import is_hybrid, knows
-from ..engines.modules import cache_argument
 from ..engines.named_weights import embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
 from ..system.hardware import AS_STORED, compute_dtype, unquantized
@@ -309,6 +308,8 @@ def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
     if knows(config):  # no layer has a running state, so transformers' models need not be imported
         return
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    from ..engines.modules import cache_argument
 
     kind = config.model_type
     try:

@@ -12,7 +12,6 @@ import torch
 
 from ..engines.choose import SHARE
 from ..engines.families import attending_layers, expert_count, head_width, is_hybrid, key_heads, knows
-from ..engines.modules import cache_argument
 from ..system.hardware import free_memory
 from ..types import BadInput
 from .checkpoint import empty_model
@@ -271,6 +270,8 @@ def _running_states(config: Any, dtype: torch.dtype) -> int:
     since products of experts have no other type without weights.
     """
     from transformers import AutoModelForCausalLM, DynamicCache
+
+    from ..engines.modules import cache_argument
 
     with torch.device("meta"), torch.inference_mode():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

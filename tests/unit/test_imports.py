@@ -49,6 +49,12 @@ def test_what_needs_no_model_imports_no_torch(name: str) -> None:
     assert not {"torch", "transformers"} & set(done.stdout.rpartition("END")[2].split())
 
 
+def test_what_loads_a_known_model_imports_none_of_transformers_own() -> None:
+    """They take half of a start, so they are imported where a function needs them."""
+    script = "import sys, specdemo.models.loaded; assert 'transformers.modeling_utils' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=120, check=True)
+
+
 ELSEWHERE = """
 import importlib, mmap, os, pkgutil, platform, sys
 from pathlib import Path
