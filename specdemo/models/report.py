@@ -145,12 +145,16 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
         BadInput: there is no such dtype or device.
         LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
-    chosen_device, _ = choose_devices(device)
+    chosen_device, draft_device = choose_devices(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    looking = partial(_look_at, preset=preset, dtype=chosen_dtype, device=chosen_device)
-    models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
+    looking, devices = (
+        partial(_look_at, preset=preset, dtype=chosen_dtype),
+        (chosen_device, draft_device or chosen_device),
+    )
+    both = zip(sources, (LANES, 1), devices, strict=False)
+    models = [looking(source, lanes=lanes, device=where) for source, lanes, where in both]
     unlike = None
     if len(models) > 1:
         target, draft = models

@@ -74,6 +74,16 @@ def test_the_memory_told_is_what_is_taken(
     loaded.release()
 
 
+def test_a_draft_model_is_told_of_the_device_that_it_gets(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "choose_devices", lambda asked: (torch.device("cuda"), torch.device("cpu")))
+    monkeypatch.setattr(reporting, "check_dtype", lambda dtype, device: None)
+    monkeypatch.setattr(reporting, "expected_engine", lambda config, dtype, device: (f"on {device}", False))
+    told = report_on(preset_of(str(folders["llama"]), str(folders["llama"])), "float32", "cuda,cpu").models
+    assert [model.engine for model in told] == ["on cuda", "on cpu"]
+
+
 def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: dict[str, Path], tmp_path: Path) -> None:
     report = report_on(preset_of(str(folders["llama"]), str(folders["qwen3"])), "float32", "cpu")
     target, draft, tokenizers, estimate, memory = report.lines()
