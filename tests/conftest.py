@@ -76,15 +76,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays. Loads free memory by a collection, which need not look at all of that again."""
     gc.enable()
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def settled() -> None:
-    """Nor need they look at what the modules before have imported and kept."""
+    """What is imported or kept by now stays. Loads free memory by a collection, which need not look at that again."""
     gc.collect()
     gc.freeze()
 

@@ -71,12 +71,14 @@ Outputs = Mapping[int, Tensor] | Sequence[Tensor]
 
 def end_all(runners: Sequence[FusedRunner], counts: Sequence[int], outputs: Outputs) -> None:
     """End a pass over so many rows of each runner; `outputs` may have more rows."""
-    states, rows = dict[tuple[int, ...], Sequence[Tensor | None]](), sum(counts)
-    for layers in {runner.captured_layers for runner in runners}:
-        found = hidden_states(outputs, layers)
-        states[layers] = [None] * len(counts) if found is None else found[:rows].split(list(counts))
-    for place, (runner, count) in enumerate(zip(runners, counts, strict=True)):
-        runner.end(count, states[runner.captured_layers][place])
+    by_layers, begin = (
+        {layers: hidden_states(outputs, layers) for layers in {one.captured_layers for one in runners}},
+        0,
+    )
+    for runner, count in zip(runners, counts, strict=True):
+        states = by_layers[runner.captured_layers]
+        runner.end(count, None if states is None else states[begin : begin + count])
+        begin += count
 
 
 def hidden_states(outputs: Outputs, layers: Sequence[int]) -> Tensor | None:
@@ -194,10 +196,9 @@ class FusedRunner(CachedRunner):
         return Rows(self._cache, self._start, count, parents)
 
     def end(self, count: int, states: Tensor | None) -> None:
-        """End the pass over `count` tokens, in which captured layers gave these hidden states, [count, ...]."""
+        """End the pass over `count` tokens, with the hidden states [count, ...] of captured layers, if any."""
         self._cache.length = self._start + count
-        if self.captured_layers:
-            self.hidden_states = states
+        self.hidden_states = states
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))

@@ -323,6 +323,6 @@ class NativeRunner(FusedRunner):
                 check_stopped()
             part = x[done : done + MOST_AT_ONCE]  # changed in place
             outputs.append(self.together.run(part, [self.rows(len(part), parents, done)], self.captured_layers))
-        states = [hidden_states(part, self.captured_layers) for part in outputs]
-        self.end(len(x), torch.cat([part for part in states if part is not None]) if self.captured_layers else None)
+        whole = {layer: torch.cat([part[layer] for part in outputs]) for layer in self.captured_layers}
+        self.end(len(x), hidden_states(whole, self.captured_layers))
         return x

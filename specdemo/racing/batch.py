@@ -143,8 +143,8 @@ def entries_of(
                 told = event if isinstance(event, Finished) else replace(event, seconds=waited)
                 told = replace(told, **parts) if isinstance(told, Round) else told
                 yield Entry(name, told, texts[name].read(told))
-    for error in failures:
-        raise error
+    if failures:
+        raise failures[0]
 
 
 def by_passes(events: Events, failures: list[Exception]) -> Iterator[list[tuple[int, Event]]]:
