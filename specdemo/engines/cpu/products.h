@@ -36,16 +36,17 @@
 #define VECTORS 2
 #define COLUMNS (VECTORS * LANES) /* columns of a product at once */
 #define LINE 64                   /* bytes of a cache line */
-#define AHEAD 8192                /* bytes by which the prefetch of weights runs ahead, */
-#define LEAST_AHEAD 6             /* from this many rows on: with fewer the CPU's own prefetch is enough */
+#define AHEAD 8192                /* bytes by which the prefetch of weights runs ahead */
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 #ifdef BFLOAT16
 #define STEP 2 /* numbers of a row that one instruction multiplies and adds */
+#define LEAST_AHEAD 6 /* rows from which on weights are prefetched: with fewer the CPU's own prefetch is enough, */
 typedef uint16_t act_t, weight_t;
 #else
 #define STEP 1
+#define LEAST_AHEAD (sizeof(weight_t) < sizeof(act_t) ? 1 : 3) /* but not where weights are widened, which takes time */
 typedef float act_t;
 #if defined(FLOAT16) || defined(WIDENED)
 typedef uint16_t weight_t;

@@ -22,8 +22,8 @@ typedef struct { const act_t *x; int16_t *codes; float *scales, *sums; } Inputs;
 
 #ifdef __AVX512F__
 typedef __m512i integers;
-INLINE integers four_bits(integers codes, const int k) {
-    return _mm512_and_si512(_mm512_srli_epi16(codes, 4 * k), _mm512_set1_epi16(15));
+INLINE integers four_bits(const void *codes, const int k) {
+    return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(codes), 4 * k), _mm512_set1_epi16(15));
 }
 INLINE integers eight_bits(const void *codes) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes)); }
 INLINE vector floats(integers x) { return (vector)_mm512_cvtepi32_ps(x); }
@@ -34,8 +34,8 @@ INLINE vector levels(const void *x, const int is_signed) {
 }
 #else
 typedef __m256i integers;
-INLINE integers four_bits(integers codes, const int k) {
-    return _mm256_and_si256(_mm256_srli_epi16(codes, 4 * k), _mm256_set1_epi16(15));
+INLINE integers four_bits(const void *codes, const int k) {
+    return _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(codes), 4 * k), _mm256_set1_epi16(15));
 }
 INLINE integers eight_bits(const void *codes) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(codes)); }
 INLINE vector floats(integers x) { return (vector)_mm256_cvtepi32_ps(x); }
@@ -79,6 +79,7 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
     const char *low = (const char *)p->lows + block * COLUMNS * groups * (kind - 1 & UNITS ? 1 : 2);
     const uint16_t *units = (const uint16_t *)p->scale_units + block * COLUMNS * supers;
     const uint16_t *low_units = (const uint16_t *)p->low_units + block * COLUMNS * supers;
+    const int fetch = rows > (eight && LANES > 8 ? 2 : 0); /* else the CPU's own prefetch is enough */
     vector total[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -96,13 +97,12 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
 #pragma GCC unroll 16
             for (int pair = 0; pair < pairs; pair++) {
 #pragma GCC unroll 16
-                for (int v = 0; v < VECTORS; v++)
-                    if (eight)
-                        number[v] = eight_bits(codes + (pair * COLUMNS + v * LANES) * 2);
-                    else {
-                        memcpy(&number[v], codes + (pair / 4 * COLUMNS + v * LANES) * 4, sizeof(integers));
-                        number[v] = four_bits(number[v], pair % 4);
-                    }
+                for (int v = 0; v < VECTORS; v++) {
+                    const char *next = codes + ((eight ? pair : pair / 4) * COLUMNS + v * LANES) * (eight ? 2 : 4);
+                    if (fetch && (eight || pair % 4 == 0) && (next - codes) % LINE == 0)
+                        _mm_prefetch(next + AHEAD, _MM_HINT_T1);
+                    number[v] = eight ? eight_bits(next) : four_bits(next, pair % 4);
+                }
 #pragma GCC unroll 16
                 for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
