@@ -269,8 +269,8 @@ def preset_trees(on: Gpu) -> None:
         on.add(f"trees of {on.sizes.preset}", what, **figures)
 
 
-def preset_rounds(on: Gpu) -> None:
-    """Rounds of the preset's drafters: their time, the draft's, and what they launch."""
+def preset_rounds(on: Gpu, tree: bool = False) -> None:
+    """Rounds of the preset's drafters: their time, the draft's, and what they launch. Drafts are chains, or trees."""
     (asked, *_) = read_prompts(PRESETS / "prompts" / on.sizes.prompts)
     loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
     able = [name for name in ROUNDS_OF if not drafter_class(name).unavailable_reason(loaded.parts)]
@@ -278,11 +278,12 @@ def preset_rounds(on: Gpu) -> None:
     try:
         for temperature in PRESET_TEMPERATURES:
             settings = Settings(k=PRESET_K, temperature=temperature, max_new_tokens=on.sizes.new_tokens)
-            tree = replace(settings, k=PRESET_NODES, tree=True)
             every = [("none", replace(settings, k=0)), *((name, settings) for name in able)]
-            every += [(name, tree) for name in able if drafter_class(name).branches][:1]
+            if tree:
+                branching = replace(settings, k=PRESET_NODES, tree=True)
+                every = [(name, branching) for name in able if drafter_class(name).branches]
             for name, asked_for in every:
-                what = f"{name}, {'a tree of' if asked_for.tree else 'K ='} {asked_for.k} at T = {temperature:g}"
+                what = f"{name}, {'a tree of' if tree else 'K ='} {asked_for.k} at T = {temperature:g}"
                 with on.trying(what):
                     for _ in range(2):  # captures come in the first
                         run = [event for event in start(loaded, name, ids, asked_for) if isinstance(event, Round)][1:]
@@ -296,6 +297,11 @@ def preset_rounds(on: Gpu) -> None:
                     )
     finally:
         loaded.release()
+
+
+def preset_tree_rounds(on: Gpu) -> None:
+    """`preset_rounds` of trees."""
+    preset_rounds(on, tree=True)
 
 
 def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> float | None:
@@ -337,7 +343,7 @@ def preset_readers(on: Gpu) -> None:
 PARTS: dict[str, tuple[Callable[[Gpu], None], ...]] = {
     "passes": (target_passes,),
     "rounds": (forced_rounds, heads, preset_rounds, made_pair),
-    "trees": (preset_trees,),
+    "trees": (preset_tree_rounds, preset_trees),
     "batch": (preset_readers,),
     "ahead": (made_ahead,),
 }

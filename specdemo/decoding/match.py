@@ -40,7 +40,7 @@ class Match(Rule):
     def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         return noise.draw(probs, number, token_ids)[0].clamp(min=0)
 
-    def _shares(self, logits: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+    def _shares(self, logits: Tensor, position: int | Tensor | None, token_ids: Tensor | None) -> Tensor:
         """softmax(logits - T ln e), with the noise e that the target will use.
 
         The target draws argmax(logits' - T ln e) from its own logits', which the drafter's logits estimate. So the same
@@ -49,18 +49,21 @@ class Match(Rule):
         temperature = self.settings.temperature
         if not temperature:
             return logits.softmax(-1)
+        assert position is not None, "above temperature 0 a position has a number"
         scores = logits - temperature * self._log_e(position, logits, token_ids)
         if self.settings.top_k or self.settings.top_p < 1:
             scores = scores.masked_fill(probabilities(logits, self.settings) == 0, -torch.inf)
         return scores.softmax(-1)
 
-    def _log_e(self, position: int, logits: Tensor, token_ids: Tensor | None) -> Tensor:
-        """ln e of a position's noise, [V]. It is kept, since a tree has several tokens for the same position."""
+    def _log_e(self, position: int | Tensor, logits: Tensor, token_ids: Tensor | None) -> Tensor:
+        """ln e of a position's noise, [V]. That of a position that the host knows is kept, since a tree has several
+        tokens for it."""
+        if isinstance(position, Tensor):
+            return _ln_e(position, logits, token_ids)
         known = position, logits.shape[-1]
         if known not in self._noise:
-            ids = torch.arange(logits.shape[-1], device=logits.device) if token_ids is None else token_ids
-            ln_e = (-torch.log1p(-noise.uniforms(self.key(position), ids))).log()
-            self._noise = {known: ln_e.to(logits.dtype), **dict(islice(self._noise.items(), MAX_K))}
+            ln_e = _ln_e(self.key(position), logits, token_ids)
+            self._noise = {known: ln_e, **dict(islice(self._noise.items(), MAX_K))}
         return self._noise[known]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
@@ -93,3 +96,9 @@ class Match(Rule):
         tokens = tokens.clamp(min=0)  # -1: nothing to draw, and then p of token 0 is 0 or NaN
         p = probs.gather(1, tokens[:, None])[:, 0]
         return packed(tokens, p, margins, drafted_probs(probs, x, rows), q, x), probs
+
+
+def _ln_e(key: int | Tensor, logits: Tensor, token_ids: Tensor | None) -> Tensor:
+    """ln e of the noise of a key, for logits [..., V] of some tokens: [V] in their type."""
+    ids = torch.arange(logits.shape[-1], device=logits.device) if token_ids is None else token_ids
+    return (-torch.log1p(-noise.uniforms(key, ids))).log().to(logits.dtype)

@@ -126,12 +126,13 @@ class Rule:
         return copy(self)
 
     def likeliest(
-        self, logits: Tensor, position: int, count: int, token_ids: Tensor | None = None
+        self, logits: Tensor, position: int | Tensor | None, count: int, token_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The tokens that the target is likeliest to draw at a position, by a drafter's logits, for a tree.
 
         Args:
             logits: [R, V], all for the same position.
+            position: in captured work, which reads no position on the host, its number, see `draft_numbers`.
         Returns:
             Columns int64 and estimates of their chance, [R, count] each, the likeliest first. If logits are not finite,
             the first estimate of the row is NaN.
@@ -139,7 +140,7 @@ class Rule:
         shares = self._shares(logits, position, token_ids).topk(min(count, logits.shape[-1]))
         return shares.indices, shares.values
 
-    def _shares(self, logits: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+    def _shares(self, logits: Tensor, position: int | Tensor | None, token_ids: Tensor | None) -> Tensor:
         """A drafter's estimate of the chance that the target draws each token, [R, V] -> [R, V]."""
         return probabilities(logits, self.settings)
 

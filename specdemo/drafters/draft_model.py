@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Drawn, Rule
-from ..engines.gpu.graph import GraphRunner
+from ..engines.gpu.graph import CapturedPasses, GraphRunner
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, Runner, Wanted
 from ..types import BadInput, Draft, Verdict
+from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from .chain import CapturedChains, draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
 from .tree import Named, grow_by_depth
+
+DEPTHS = 2  # of a tree in a captured call: a pass that no token needs would take longer than a wait
+
+
+class ModelTree:
+    """Reads trees by the captured passes of a draft model, placed after the text; see `captured_trees.Reader`.
+
+    A pass reads the tokens of one depth. It finds their ancestors' keys and values where passes before wrote them.
+    """
+
+    def __init__(self, passes: CapturedPasses, vocab_size: int) -> None:
+        self.passes, self.vocab_size = passes, vocab_size
+        self.state: Sequence[Tensor] = (paths_of_text(passes.ids.device),)
+
+    def begin(self, *given: Tensor) -> Tensor:
+        (logits,) = given
+        return fitted(logits, self.vocab_size)
+
+    def read(self, growth: Growth) -> Tensor:
+        paths = paths_of(growth, *self.state)
+        self.state = (paths,)
+        return fitted(self.passes.branching(growth.token_ids, paths, growth.depth), self.vocab_size)
 
 
 class DraftModel(ModelDrafter):
@@ -70,10 +94,11 @@ class DraftModel(ModelDrafter):
         return self.runner.device
 
     def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
-        """A tree takes one pass for each depth, over all tokens up to that depth. None of them stays in the cache."""
+        """A tree takes one pass for each depth, over all tokens up to that depth where it is not captured. None of them
+        stays in the cache."""
         if depth is None:
             return (yield from self.chain(context, k))
-        runner, first = self.runner, self._unread(context)
+        runner, first, stop = self.runner, self._unread(context), self.stop_below
         if first is None:
             return Draft()
         token_ids: list[int] = []
@@ -84,8 +109,12 @@ class DraftModel(ModelDrafter):
             token_ids.extend(named.token_ids[node] for node in following)
             return Pass(runner, token_ids, named.row_parents)
 
-        logits = fitted((yield first)[-1:], self.vocab_size)
-        stop = self.stop_below
+        logits = (yield first)[-1:]
+        if self.reads_alone and isinstance(runner, GraphRunner):
+            passes = runner.begin_tree()
+            trees = CapturedTrees(partial(ModelTree, passes, self.vocab_size), passes.functions, None, DEPTHS)
+            return trees.draw([logits], k, depth, self.rule, len(context), stop)
+        logits = fitted(logits, self.vocab_size)
         draft = yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), stop_below=stop)
         if token_ids:
             runner.keep([])

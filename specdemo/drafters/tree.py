@@ -203,7 +203,7 @@ def grow_by_depth(
         for node, ids, estimates in zip(following, tokens.tolist(), shares.tolist(), strict=True):
             named.add(node, ids, estimates)
         promising = sorted((node for node in named.best() if node >= first), key=lambda node: -named.values[node])
-        following = sorted(promising[: min(WIDTH, MOST_ROWS - known)])
+        following = promising[: min(WIDTH, MOST_ROWS - known)]
         if not following or behind + 1 == depth:
             break
         known += len(following)

@@ -18,10 +18,11 @@ from specdemo.decoding.batch import decode
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.drafters import draft_model
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.runner import Runner
-from specdemo.types import Settings
+from specdemo.types import MAX_NODES, Settings
 
 from .helpers import Copying, pair_of, tiny
 
@@ -40,8 +41,22 @@ def test_a_round_waits_once(device: torch.device) -> None:
     assert found == dict.fromkeys(found, 1)
 
 
+def test_a_round_with_a_tree_waits_twice(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tree and for the outcome. A draft model's waits for the tree after each `DEPTHS`."""
+    monkeypatch.setattr(draft_model, "DEPTHS", 8)
+    pair = pair_of(tiny("qwen3", device, REAL_VOCAB if device.type == "cuda" else 300))
+    greedy, found = Settings(k=8, max_new_tokens=64, tree=True), dict[str, int]()
+    for settings in (greedy, replace(greedy, temperature=1.0, top_k=50, top_p=0.9)):
+        for name, make in drafters(pair, settings).items():
+            if name != "prompt-lookup":  # it drafts on the host
+                runner = GraphRunner(pair.graphs, 80 + MAX_NODES)
+                events = decode(Decoding(runner, make(runner), [1, 2, 3] * 5, rule_for(settings)))
+                found[f"{name} at T = {settings.temperature:.0f}"] = waits_of_a_round(device, events)
+    assert found == dict.fromkeys(found, 2)
+
+
 def test_a_tree_is_read_and_a_path_kept_without_a_wait(device: torch.device) -> None:
-    """What comes before and after the wait for the outcome; a tree is drafted with more waits, one or two a depth."""
+    """What comes before and after the wait for the outcome."""
     runner = GraphRunner(pair_of(tiny("qwen3", device)).graphs, 120)
     runner.capture_hidden_states([1])
     runner.prefill([1, 2, 3] * 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,13 +17,14 @@ from ...engines.rows import MOST_ROWS
 from ...engines.runner import Runner, Wanted
 from ...system.hardware import to_device
 from ...system.progress import tell
-from ...types import MAX_K, Draft, Verdict
+from ...types import MAX_K, MAX_NODES, Draft, Verdict
+from ..captured_trees import CapturedTrees
 from ..chain import CapturedChains, draw_chain
-from ..tree import grow_by_logits
+from ..tree import WIDTH, grow_by_logits
 from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes
-from .ready import HeadPasses, ReadyHead
+from .ready import FilledPlaces, HeadPasses, ReadyHead
 
 log = logging.getLogger(__name__)
 DEEPEST = 8  # the most tokens on a path of a tree, where all places are filled at once
@@ -112,9 +114,15 @@ class HeadDrafter(ModelDrafter):
         passes, states, tokens = self._unread_with(context)
         deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
         known, size = self.ready.token_ids, self.runner.vocab_size
-        if depth is None and passes.functions:
-            chains = CapturedChains(passes.following, passes.functions, known, size)
-            return chains.draw(passes.start(states, tokens, deepest), deepest, self.rule, len(context))
+        if passes.functions:
+            given = passes.start(states, tokens, deepest)
+            if depth is None:
+                chains = CapturedChains(passes.following, passes.functions, known, size)
+                return chains.draw(given, deepest, self.rule, len(context))
+            width = max(WIDTH, 1 << (k - 1).bit_length())  # all tokens of a depth, in few different shapes
+            reader = partial(FilledPlaces, passes)
+            trees = CapturedTrees(reader, passes.functions, known, DEEPEST, width, DEEPEST * MAX_NODES)
+            return trees.draw(given, k, deepest, self.rule, len(context), self.stop_below)
         next_logits = yield from passes.beginning(states, tokens, deepest)
         if depth is None:
             return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from ...decoding.drafter import answered
 from ...engines.runner import Wanted
 from ...system.hardware import to_device
 from ...types import Draft
+from ..captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from ..chain import NextLogits, NextPass
-from ..tree import WIDTH, Named, grow_by_depth
+from ..tree import Named, grow_by_depth
 from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import EagleHead
 from .ready import HeadPass, LayeredPasses, ReadyHead
+
+DEPTHS = 8  # of a tree in a captured call; few trees of 16 tokens are deeper
 
 
 class EaglePasses(LayeredPasses):
@@ -49,11 +53,8 @@ class EaglePasses(LayeredPasses):
         return (self.output, *super().state())
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
-        both, hidden = self.states_and_tokens(), self.ready.head.shape.hidden
-        x = self.ready.zeros(WIDTH, hidden, dtype=self.backend.dtype)
-        tokens, rows = self.ready.zeros(WIDTH, dtype=torch.long), self.backend.rows([-1] * WIDTH, WIDTH)
-        trees = [(x[:count], tokens[:count], rows[:count]) for count in range(WIDTH, 0, -1)]
-        return {"first": both, "next": [both[-1][1:]], "branch": trees}
+        both = self.states_and_tokens()
+        return {"first": both, "next": [both[-1][1:]]}
 
     def first(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Read T states of the target [T, layers * hidden] with the tokens that follow them [T]."""
@@ -111,6 +112,26 @@ class EaglePass(HeadPass):
         return passes.next(self.tokens) if self.states is None else passes.first(self.states, self.tokens)
 
 
+class EagleTree:
+    """Reads trees, see `captured_trees.Reader`: a token reads the output of its parent, and sees the entries of its
+    ancestors."""
+
+    def __init__(self, passes: EaglePasses) -> None:
+        self.passes = passes
+        self.state: Sequence[Tensor] = passes.output, paths_of_text(passes.output.device)
+
+    def begin(self, *given: Tensor) -> Tensor:
+        (logits,) = given
+        return logits
+
+    def read(self, growth: Growth) -> Tensor:
+        outputs, paths = self.state
+        paths = paths_of(growth, paths)
+        outputs, logits = self.passes.branch(outputs[growth.rows], growth.token_ids, paths)
+        self.state = outputs, paths
+        return logits
+
+
 class Eagle(HeadDrafter):
     """Draws K tokens one after another from the head.
 
@@ -124,13 +145,16 @@ class Eagle(HeadDrafter):
 
     @torch.inference_mode()
     def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
-        """A tree takes one pass for each depth: a token reads the output of its parent, and sees the entries of its
-        ancestors."""
+        """A tree takes one pass for each depth."""
         if depth is None:
             return (yield from super().drafting(context, k))
         passes, states, tokens = self._unread_with(context)
+        known, stop = self.ready.token_ids, self.stop_below
+        if passes.functions:
+            trees = CapturedTrees(partial(EagleTree, passes), passes.functions, known, DEPTHS)
+            return trees.draw(passes.start(states, tokens, 1), k, depth, self.rule, len(context), stop)
         logits = yield from answered(passes.begin(states, tokens, 1)(()))
-        outputs = {-1: passes.output}  # of the last depth; a captured pass overwrites them in the next
+        outputs = {-1: passes.output}  # by token
 
         def read(named: Named, following: list[int]) -> Tensor:
             x = torch.cat([outputs[named.parents[node]] for node in following])
@@ -139,5 +163,4 @@ class Eagle(HeadDrafter):
             outputs.update(zip(following, output.split(1), strict=True))
             return logits
 
-        known, stop = self.ready.token_ids, self.stop_below
         return (yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), known, stop))

@@ -357,10 +357,10 @@ class CandidateSelector(nn.Module):
         return largest.values, largest.indices, self.gate(normed)
 
     def logits(self, unary: Tensor, tokens: Tensor, gate: Tensor, previous: Tensor) -> Tensor:
-        """The logits of one place [1, V], from a row of each of the `candidates` and the token before [1]."""
-        wanted = self.before(previous) * gate  # [1, rank]
+        """The logits of one place [T, V], from a row of each of the `candidates` and T tokens before it [T]."""
+        wanted = self.before(previous) * gate  # [T, rank]
         scores = unary + (self.after(tokens) @ wanted[..., None]).squeeze(-1)
-        return scores.new_full((1, self.vocab_size), -torch.inf).scatter_(1, tokens, scores)
+        return scores.new_full((len(scores), self.vocab_size), -torch.inf).scatter_(1, tokens.expand_as(scores), scores)
 
 
 class BlockHead(LayeredHead):

@@ -16,6 +16,7 @@ from ...engines.layout import Linear, Norm, Step
 from ...engines.quantized import Weight, rows_of
 from ...engines.runner import Wanted
 from ...system.hardware import compute_dtype, to_device
+from ..captured_trees import Growth
 from ..chain import NextLogits, NextPass
 from .backends import HeadBackend, NativeBackend, TorchBackend, native_backend
 from .networks import Head, LayeredHead
@@ -181,7 +182,11 @@ class HeadPasses(Slot):
         raise NotImplementedError
 
     def following(self, *given: Tensor) -> NextLogits:
-        """What gives the logits of the next tokens, from what `start` gave. It can be captured."""
+        """What gives the logits of the next tokens, from what `start` gave. It can be captured.
+
+        In a tree the tokens are those of each depth, [T] each, and the logits those after the last T of them, [T, V'],
+        or [1, V'] if they are all the same.
+        """
         raise NotImplementedError
 
     def state(self) -> tuple[Tensor, ...]:
@@ -212,6 +217,23 @@ class HeadPasses(Slot):
             return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
 
         return next_logits
+
+
+class FilledPlaces:
+    """Reads trees of a head whose passes have filled all places, each tree as a whole; see `captured_trees.Reader`."""
+
+    state: Sequence[Tensor] = ()
+
+    def __init__(self, passes: HeadPasses) -> None:
+        self.passes, self.drawn = passes, list[Tensor]()
+
+    def begin(self, *given: Tensor) -> Tensor:
+        self.next_logits = self.passes.following(*given)
+        return self.next_logits(self.drawn)
+
+    def read(self, growth: Growth) -> Tensor:
+        self.drawn.append(growth.token_ids)
+        return self.next_logits(self.drawn)
 
 
 class HeadPass(Wanted):

@@ -122,7 +122,7 @@ class CapturedPasses:
         self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
         self._passes = {count: capture(partial(self.run, count, self.chain)) for count in LENGTHS}
         self._together: dict[int, Work] = {}
-        self.functions = CapturedFunctions(capture, self.where, self.ids)  # chains of tokens, see `following`
+        self.functions = CapturedFunctions(capture, self.where, self.ids)  # drafts, see `following` and `branching`
 
     def place(self, cache: Cache) -> Tensor:
         """The `where` of a pass at the beginning of a cache."""
@@ -183,6 +183,19 @@ class CapturedPasses:
             return logits_after
 
         return next_logits
+
+    def branching(self, token_ids: Tensor, paths: Tensor, depth: Tensor) -> Tensor:
+        """The logits after T tokens of a tree at `where`, [T, V]. It can be captured.
+
+        Args:
+            paths: the rows that they see, in the form of `branches_of`, uint8 [T, MOST_ROWS]. Those of their ancestors
+                were written by passes before.
+            depth: how many ancestors each has, int64 [1].
+        """
+        count = len(token_ids)
+        self.ids[:count] = token_ids
+        logits, _ = self.run(count, torch.cat([paths, depth.byte().expand(1, MOST_ROWS)]))
+        return logits
 
     @torch.inference_mode()
     def run(self, count: int, branches: Tensor | None = None) -> Outcome:
@@ -359,6 +372,12 @@ class GraphRunner(FusedRunner):
         self.place(count)
         self.slot.passes.seek(self.slot)
         self.end(count, None)
+        return self.slot.passes
+
+    def begin_tree(self) -> CapturedPasses:
+        """The passes whose `branching` reads a tree after the text. None of its tokens becomes text."""
+        self.place(MOST_ROWS)
+        self.slot.passes.seek(self.slot)
         return self.slot.passes
 
     def first_layers(self, count: int, capacity: int) -> Runner:

@@ -1,0 +1,197 @@
+"""Trees that a GPU grows in captured work: those of `tree.grow_by_depth`, in tables of fixed shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isnan
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
+from ..decoding.sampling import certainty
+from ..engines.gpu.capture import CapturedFunctions
+from ..engines.rows import MOST_ROWS
+from ..system.hardware import packed, to_device, unpacked
+from ..types import MAX_NODES, Draft, NotFinite
+from .tree import WIDTH
+
+VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table
+
+
+class Growth(NamedTuple):
+    """The best tokens of a tree up to a depth, and those of this depth that are to be read.
+
+    Attributes:
+        table: float64 [4, N]. Column 0 is the text, with the value and the share 1, or NaN if some logits were not
+            finite. The tokens follow, the largest value first, so a parent comes before its children. Those with the
+            value 0 are none. Parents are columns.
+        places: the columns of the tokens to read, int64 [W].
+        rows: the rows of the pass over the last depth that read their parents, int64 [W].
+        real: whether there is such a token, bool [W]. The others are copies of the last one.
+        slots: where each is read: its place among all rows that were read for this tree, int64 [W].
+        read: the number of these rows, int64 [1].
+        depth: how many ancestors these tokens have, int64 [1].
+    """
+
+    table: Tensor
+    places: Tensor
+    rows: Tensor
+    real: Tensor
+    slots: Tensor
+    read: Tensor
+    depth: Tensor
+
+    @classmethod
+    def of_text(cls, nodes: int, device: torch.device) -> Growth:
+        """A tree without tokens that has room for `nodes`. It is the text that has been read."""
+        table = torch.zeros(4, nodes + 1, dtype=torch.float64, device=device)
+        table[:2, 0].fill_(1)
+        nothing = torch.zeros(1, dtype=torch.long, device=device)
+        return cls(table, nothing, nothing, nothing == 0, nothing, nothing, nothing - 1)
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The tokens to read, int64 [W]."""
+        return self.table[TOKEN][self.places].long()
+
+    def grown(self, token_ids: Tensor, shares: Tensor, limits: Tensor, width: int, most_rows: int) -> Growth:
+        """The same tree a depth later.
+
+        Args:
+            token_ids, shares: what may follow each token that was read, the largest share first, [W, C] each, or
+                [1, C] if it is the same.
+            limits: float64 [2], the most tokens of the tree, and `stop_below`, see `tree.grow`.
+            width: of the next pass, the most of its tokens.
+            most_rows: of all passes for the tree.
+        """
+        table, size, each = self.table, self.table.shape[1], shares.shape[1]
+        shares = torch.where(self.real[:, None], shares.double(), 0)
+        values = table[VALUE][self.places][:, None] * shares
+        values = torch.where(values > 0, values, 0)  # NaN too
+        parts = shares, token_ids.double(), self.places[:, None].double()
+        named = torch.stack([values, *(part.expand_as(values) for part in parts)])
+        both = torch.cat([table, named.flatten(1)], 1)
+        both[SHARE, :1] *= certainty(shares.sum())
+        order = both[VALUE].sort(descending=True, stable=True).indices  # of equal values the one named first
+        columns = torch.arange(len(order), device=order.device)
+        moved = torch.empty_like(order).scatter_(0, order, columns)
+        order, columns = order[:size], columns[:size]
+        table = both[:, order]
+        table[PARENT] = moved[table[PARENT].long()].double()
+
+        nodes, stop_below = limits
+        wanted = (table[VALUE] > 0) & (columns <= nodes) & ((table[VALUE] >= stop_below) | (columns == 1))
+        wanted &= order >= size
+        row = torch.arange(width, device=order.device)
+        count = wanted.sum(0, keepdim=True).clamp(max=width).minimum(most_rows - self.read)
+        copied = row.minimum((count - 1).clamp(min=0))
+        places = (~wanted).byte().sort(stable=True).indices[copied]
+        rows = (order[places] - size).clamp(min=0) // each
+        slots = (self.read + copied).clamp(max=MOST_ROWS - 1)
+        return Growth(table, places, rows, row < count, slots, self.read + count, self.depth + 1)
+
+
+def paths_of(growth: Growth, before: Tensor) -> Tensor:
+    """The slots that the tokens to read see, in the form of `engines.rows.branches_of`, uint8 [W, MOST_ROWS].
+
+    Args:
+        before: the same of the last depth, [W', MOST_ROWS], or of the text.
+    """
+    along = torch.arange(MOST_ROWS, device=before.device)
+    return torch.where(along < growth.depth, before[growth.rows], growth.slots[:, None].byte())
+
+
+def paths_of_text(device: torch.device) -> Tensor:
+    """See `paths_of`: it sees no slot."""
+    return torch.zeros(1, MOST_ROWS, dtype=torch.uint8, device=device)
+
+
+def draft_of(table: Sequence[Sequence[float]], nodes: int, stop_below: float) -> Draft:
+    """The draft of a tree that has grown, from its table on the host.
+
+    Raises:
+        NotFinite: the drafter's logits were not.
+    """
+    values, shares, token_ids, parents = table
+    if isnan(shares[0]):
+        raise NotFinite(DRAFTER_OVERFLOWED)
+    end = 2
+    while end < min(len(values), nodes + 1) and values[end] > 0 and values[end] >= stop_below:
+        end += 1
+    q = torch.tensor(shares[1:end], dtype=torch.float64)
+    return Draft([int(token) for token in token_ids[1:end]], q=q, parents=[int(one) - 1 for one in parents[1:end]])
+
+
+class Reader(Protocol):
+    """Reads trees in captured work.
+
+    `state` is what it has learned of the last depth. Another goes on with it.
+    """
+
+    state: Sequence[Tensor]
+
+    def begin(self, *given: Tensor) -> Tensor:
+        """The logits after the text, [1, V'], from what the drafter has made of the text."""
+
+    def read(self, growth: Growth) -> Tensor:
+        """The logits after the tokens to read, [W, V'], or [1, V'] if they are all the same."""
+
+
+class CapturedTrees:
+    """Grows trees on a GPU by captured calls of several depths. The host waits once for each call."""
+
+    def __init__(
+        self,
+        reader: Callable[[], Reader],
+        functions: CapturedFunctions,
+        token_ids: Tensor | None,
+        depths: int,
+        width: int = WIDTH,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        """
+        Args:
+            functions: keeps what is captured; of these readers alone.
+            depths: of a call.
+        """
+        self.reader, self.functions, self.token_ids = reader, functions, token_ids
+        self.depths, self.width, self.most_rows = depths, width, most_rows
+
+    def draw(
+        self, given: Sequence[Tensor], nodes: int, depth: int, rule: Rule, position: int, stop_below: float = 0.0
+    ) -> Draft:
+        """The tree of `tree.grow_by_depth`, from what `Reader.begin` is given."""
+        device, deepest, behind = given[0].device, min(nodes, depth), 0
+        call = self.functions(("tree", self.width, rule.kind), self._call_by(rule))
+        limits = to_device(torch.tensor([nodes, stop_below], dtype=torch.float64), device)
+        growth: Sequence[Tensor] = ()
+        while True:
+            until = min(behind + self.depths, deepest)
+            numbers = rule.draft_numbers(range(position + behind, position + until))
+            numbers = numbers if numbers is None else to_device(numbers, device)
+            shape = until - behind, min(nodes, WIDTH), len(growth)
+            told, growth, given = call(*shape, limits, numbers, *growth, *given)
+            size = MAX_NODES + 1
+            *table, real = unpacked(told, size, size, size, size, self.width)
+            behind = until
+            if behind == deepest or not any(real):
+                return draft_of(table, nodes, stop_below)
+
+    def _call_by(self, rule: Rule) -> Callable[..., tuple[Tensor, Growth, Sequence[Tensor]]]:
+        def call(
+            depths: int, children: int, begun: int, limits: Tensor, numbers: Tensor | None, *given: Tensor
+        ) -> tuple[Tensor, Growth, Sequence[Tensor]]:
+            growth, reader = Growth.of_text(MAX_NODES, limits.device), self.reader()
+            if begun:
+                growth, reader.state = Growth(*given[:begun]), given[begun:]
+            for place in range(depths):
+                logits = reader.read(growth) if begun or place else reader.begin(*given)
+                number = None if numbers is None else numbers[place : place + 1]
+                columns, shares = rule.likeliest(logits, number, children, self.token_ids)
+                tokens = columns if self.token_ids is None else self.token_ids[columns]
+                growth = growth.grown(tokens, shares, limits, self.width, self.most_rows)
+            return packed(growth.table.flatten(), growth.real), growth, reader.state
+
+        return call

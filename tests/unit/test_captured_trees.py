@@ -1,0 +1,274 @@
+"""Trees that are grown in captured calls: those of the host, with a wait for each call, and texts of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo.decoding.drafter import Drafter, alone
+from specdemo.decoding.events import Round
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters import draft_model
+from specdemo.drafters.captured_trees import CapturedTrees, Growth
+from specdemo.drafters.heads import eagle
+from specdemo.drafters.heads.block import DFlash2, DSpark
+from specdemo.drafters.heads.drafter import DEEPEST, HeadDrafter
+from specdemo.drafters.tree import WIDTH, grow_by_depth, grow_by_logits
+from specdemo.engines.gpu import graph
+from specdemo.engines.gpu.capture import CapturedFunctions
+from specdemo.engines.rows import MOST_ROWS
+from specdemo.types import MAX_NODES, REJECTION, RULES, Draft, NotFinite, Settings
+from tests.unit import test_graph
+from tests.unit.enumerate_decode import distance
+from tests.unit.test_graph import GraphToy, captured_apart, graph_toy, run
+from tests.unit.test_trees import ENUMERATED, texts_with
+from tests.unit.toys import (
+    MODEL_VOCAB,
+    PROMPT,
+    ModelToy,
+    head_after,
+    ids_of,
+    paths_of,
+    random_table,
+    recorded,
+    tiny_model,
+    true_texts,
+)
+
+TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
+SETTINGS = [
+    Settings(tree=True),
+    Settings(temperature=0.8, seed=3, tree=True),
+    Settings(temperature=1, top_k=5, top_p=0.9, tree=True),
+    Settings(temperature=1, rule=REJECTION, tree=True),
+]
+KINDS: dict[str, type[HeadDrafter]] = {kind.name: kind for kind in (*test_graph.HEADS, DSpark, DFlash2)}
+CAPTURED = [kind.name for kind in test_graph.HEADS]
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "ROOM", 128)
+
+
+def same(one: Draft, other: Draft) -> bool:
+    """Whether two trees have the same tokens in the same order, and nearly the same shares."""
+    assert one.q is not None
+    assert other.q is not None
+    shapes = [([*map(int, tree.token_ids)], tree.parents) for tree in (one, other)]
+    return shapes[0] == shapes[1] and torch.allclose(one.q.double(), other.q.double(), rtol=1e-4)
+
+
+# The tree --------------------------------------------------------------------------------------------------------
+
+
+class ByTable:
+    """Reads trees whose logits depend on the last token, [V, V]; see `captured_trees.Reader`."""
+
+    state: Sequence[Tensor] = ()
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def begin(self, *given: Tensor) -> Tensor:
+        return given[0]
+
+    def read(self, growth: Growth) -> Tensor:
+        return self.table[growth.token_ids]
+
+
+def by_table(table: Tensor, depths: int = DEEPEST, width: int = WIDTH, most_rows: int = MOST_ROWS) -> CapturedTrees:
+    return CapturedTrees(partial(ByTable, table), CapturedFunctions(recorded), None, depths, width, most_rows)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(("spread", "digits"), [(3.0, 9), (3.0, 0), (30.0, 9)], ids=["random", "ties", "deep"])
+@pytest.mark.parametrize("nodes", [1, 2, 9, MAX_NODES])
+def test_a_tree_is_that_of_the_host(settings: Settings, nodes: int, spread: float, digits: int) -> None:
+    """Whatever a call does of it, and where the host has no rows left."""
+    table = spread * torch.randn(40, 40, generator=torch.Generator().manual_seed(nodes))
+    table = (table * 10**digits).round() / 10**digits
+    rule, sizes = rule_for(settings), set()
+    for depths in (2, DEEPEST):
+        trees = by_table(table, depths)
+        for depth in (1, 3, MAX_NODES):
+            for stop in (0.0, 0.05):
+                read: Any = lambda named, nodes: table[[named.token_ids[node] for node in nodes]]  # noqa: E731
+                host = alone(grow_by_depth(table[:1], read, nodes, depth, rule, 9, stop_below=stop))
+                tree = trees.draw([table[:1]], nodes, depth, rule, 9, stop)
+                assert same(tree, host)
+                sizes.add((len(tree.token_ids), max(map(len, paths_of(tree)))))
+    if nodes == MAX_NODES:
+        assert len(sizes) >= 4, "the trees say too little"
+        assert spread < 9 or max(deep for _, deep in sizes) > DEEPEST
+
+
+@pytest.mark.parametrize("nodes", [3, 12, MAX_NODES])
+def test_a_wide_tree_is_that_of_the_host(nodes: int) -> None:
+    """Of a drafter that reads no tokens, whose depths are as wide as the tree."""
+    table, rule = torch.randn(40, 40, generator=torch.Generator().manual_seed(nodes)), rule_for(Settings(tree=True))
+    host = grow_by_logits(lambda drawn: table[drawn[-1] if drawn else [0]], nodes, DEEPEST, rule, 9)
+    tree = by_table(table, DEEPEST, MAX_NODES + 1, 9 * MAX_NODES).draw([table[:1]], nodes, DEEPEST, rule, 9)
+    assert same(tree, host)
+    assert len(tree.token_ids) == nodes
+
+
+def test_logits_that_are_no_numbers_are_refused_wherever_they_are_read() -> None:
+    table, rule = 9 * torch.randn(40, 40, generator=torch.Generator().manual_seed(1)), rule_for(Settings(tree=True))
+    read = by_table(table, 4).draw([table[:1]], 9, 4, rule, 9)
+    parents = [int(read.token_ids[parent]) for parent in read.parents or () if parent >= 0]
+    for token in (0, parents[-1]):
+        broken = table.clone()
+        broken[token, 7] = torch.nan
+        with pytest.raises(NotFinite, match="The drafter gave logits"):
+            by_table(broken, 4).draw([broken[:1]], 9, 4, rule, 9)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_captured_head_grows_the_tree_that_it_grows_uncaptured(name: str, settings: Settings) -> None:
+    whole, captured = (ModelToy(model=tiny_model("llama")) for _ in range(2))
+    KINDS[name].capture(captured.heads[name], recorded)
+    for nodes, depth in ((20, 4), (MAX_NODES, 40), (1, 1)):
+        trees = [head_after(toy, name, TEXT, settings).propose_tree(TEXT, nodes, depth) for toy in (whole, captured)]
+        assert same(*trees)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:2], ids=str)
+def test_a_captured_draft_model_grows_the_trees_that_it_grows_on_other_passes(settings: Settings) -> None:
+    others = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
+    settings = replace(settings, k=12, max_new_tokens=40)
+    ours, theirs = ([*rounds(toy, "draft-model", settings)] for toy in (graph_toy(), others))
+    assert [[(token.id, token.parent) for token in each.drafted] for each in ours] == [
+        [(token.id, token.parent) for token in each.drafted] for each in theirs
+    ]
+    assert len({token.parent for each in ours for token in each.drafted}) > 6
+
+
+def rounds(toy: ModelToy, name: str, settings: Settings) -> list[Round]:
+    return [event for event in run(toy, name, settings) if isinstance(event, Round)]
+
+
+# What a GPU would be asked for -----------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("settings", SETTINGS[:3], ids=str)
+@pytest.mark.parametrize(
+    ("name", "depths"), [*((name, DEEPEST) for name in CAPTURED), ("draft-model", 2), ("draft-model", 8)]
+)
+def test_a_tree_is_drafted_with_a_wait_for_each_call(
+    name: str, depths: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one for the outcome. Nothing in a call reads a number."""
+    monkeypatch.setattr(draft_model, "DEPTHS", depths)
+    lists, to_list = 0, Tensor.tolist
+
+    def counted(tensor: Tensor) -> Any:
+        nonlocal lists
+        lists += 1
+        return to_list(tensor)
+
+    monkeypatch.setattr(Tensor, "tolist", counted)
+    events, found = run(graph_toy(), name, replace(settings, k=8, max_new_tokens=60)), set()
+    for place in range(6):
+        lists = 0
+        with test_graph.CountedWaits() as waits:
+            event = next(events)
+        if place > 1 and isinstance(event, Round) and event.drafted:  # before, the prompt is read
+            found.add(lists + waits.count)
+    assert found <= set(range(2, 2 + 8 // depths))
+    assert found
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("settings", SETTINGS[:3], ids=str)
+@pytest.mark.parametrize("name", [*CAPTURED, "draft-model"])
+def test_a_round_with_a_tree_launches_a_few_operations_outside_its_captured_work(
+    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcome of a tree is not captured: its rows have more shapes than could be."""
+    monkeypatch.setattr(test_graph, "recorded", captured_apart)
+    launched: list[int] = []
+    draw = CapturedTrees.draw
+
+    def counted(self: CapturedTrees, *inputs: Any) -> Draft:
+        with test_graph.Launches() as seen:
+            draft = draw(self, *inputs)
+        launched.append(seen.count)
+        return draft
+
+    monkeypatch.setattr(CapturedTrees, "draw", counted)
+    monkeypatch.setattr(draft_model, "DEPTHS", DEEPEST)
+    assert rounds(graph_toy(), name, replace(settings, k=8, max_new_tokens=30))
+    assert 0 < min(launched) <= 6
+
+
+def test_a_call_is_the_same_operations_on_the_same_memory_whatever_tree_it_grows() -> None:
+    toy = ModelToy(model=tiny_model("llama"))
+    ready, watched = toy.heads["eagle"], []
+    passes = eagle.EaglePasses(ready, 128, captured=True)
+    trees = CapturedTrees(partial(eagle.EagleTree, passes), CapturedFunctions(recorded), ready.token_ids, DEEPEST)
+    given, limits = torch.zeros(1, len(ready.token_ids)), torch.zeros(2, dtype=torch.float64)
+    keys = torch.zeros(6, dtype=torch.long)
+    call = trees._call_by(rule_for(SETTINGS[1]))
+    for length, nodes, spread in ((0, 2, 0.1), (3, 20, 9.0), (60, 63, 1.0)):
+        passes.seek(length)
+        given.copy_(spread * torch.randn(given.shape, generator=torch.Generator().manual_seed(nodes)))
+        limits[0], limits[1] = nodes, 1 / nodes**3
+        with torch.inference_mode(), test_graph.OperationRecorder() as watch:
+            call(6, 8, 0, limits, keys, given)
+        watched.append((watch.seen, watch.outside))
+    assert watched[0] == watched[1] == watched[2]
+    memory = {test_graph._memory(one) for one in (given, limits, keys, passes.output, passes.backend.entries)}  # type: ignore[attr-defined]
+    assert memory <= watched[0][1]
+
+
+# The text --------------------------------------------------------------------------------------------------------
+
+
+class ByPairs(Drafter):
+    """Trees by a table of its own, [V, V], grown in captured calls."""
+
+    name = "pairs"
+    branches = True
+
+    def __init__(self, table: Tensor, settings: Settings) -> None:
+        self.table, self.rule, self.trees = table, rule_for(settings), by_table(table, 2)
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        return self.trees.draw([self.table[context[-1:]]], nodes, depth, self.rule, len(context))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("settings", ENUMERATED, ids=str)
+def test_the_text_follows_the_targets_distribution(table: Tensor, settings: Settings, rule: str) -> None:
+    settings = replace(settings, rule=rule)
+    own = random_table(7)[0].log().float()
+    emitted = texts_with(partial(ByPairs, own, settings), settings, table)
+    assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+
+
+@pytest.fixture(scope="module")
+def on_graphs() -> GraphToy:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "ROOM", 128)
+        return graph_toy()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["eagle", "medusa", "draft-model"])
+def test_the_text_is_the_targets_own(on_graphs: GraphToy, name: str, temperature: float) -> None:
+    settings = Settings(k=20, temperature=temperature, seed=3, max_new_tokens=30, tree=True)
+    alone_ = ids_of(list(run(on_graphs, "none", replace(settings, k=0, tree=False))))
+    assert ids_of(list(run(on_graphs, name, settings))) == alone_
