@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from math import isnan
 from typing import NamedTuple, Protocol
 
@@ -67,6 +68,11 @@ class Growth(NamedTuple):
             most_rows: of all passes for the tree.
         """
         table, size, each = self.table, self.table.shape[1], shares.shape[1]
+        if table.is_cuda and find_spec("triton"):
+            from ..engines.gpu import trees
+
+            fields = table, self.places, self.real, self.read, self.depth
+            return Growth(*trees.grown(*fields, token_ids, shares, limits, width, most_rows))
         shares = torch.where(self.real[:, None], shares.double(), 0)
         values = table[VALUE][self.places][:, None] * shares
         values = torch.where(values > 0, values, 0)  # NaN too
@@ -164,14 +170,14 @@ class CapturedTrees:
     ) -> Draft:
         """The tree of `tree.grow_by_depth`, from what `Reader.begin` is given."""
         device, deepest, behind = given[0].device, min(nodes, depth), 0
-        call = self.functions(("tree", self.width, rule.kind), self._call_by(rule))
+        call = self.functions(("tree", rule.kind), self._call_by(rule))
         limits = to_device(torch.tensor([nodes, stop_below], dtype=torch.float64), device)
         growth: Sequence[Tensor] = ()
         while True:
             until = min(behind + self.depths, deepest)
             numbers = rule.draft_numbers(range(position + behind, position + until))
             numbers = numbers if numbers is None else to_device(numbers, device)
-            shape = until - behind, min(nodes, WIDTH), len(growth)
+            shape = until - behind, min(nodes, WIDTH), self.width, len(growth)
             told, growth, given = call(*shape, limits, numbers, *growth, *given)
             size = MAX_NODES + 1
             *table, real = unpacked(told, size, size, size, size, self.width)
@@ -181,7 +187,7 @@ class CapturedTrees:
 
     def _call_by(self, rule: Rule) -> Callable[..., tuple[Tensor, Growth, Sequence[Tensor]]]:
         def call(
-            depths: int, children: int, begun: int, limits: Tensor, numbers: Tensor | None, *given: Tensor
+            depths: int, children: int, width: int, begun: int, limits: Tensor, numbers: Tensor | None, *given: Tensor
         ) -> tuple[Tensor, Growth, Sequence[Tensor]]:
             growth, reader = Growth.of_text(MAX_NODES, limits.device), self.reader()
             if begun:
@@ -191,7 +197,7 @@ class CapturedTrees:
                 number = None if numbers is None else numbers[place : place + 1]
                 columns, shares = rule.likeliest(logits, number, children, self.token_ids)
                 tokens = columns if self.token_ids is None else self.token_ids[columns]
-                growth = growth.grown(tokens, shares, limits, self.width, self.most_rows)
+                growth = growth.grown(tokens, shares, limits, width, self.most_rows)
             return packed(growth.table.flatten(), growth.real), growth, reader.state
 
         return call

@@ -19,6 +19,7 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters import draft_model
+from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.runner import Runner
@@ -42,10 +43,10 @@ def test_a_round_waits_once(device: torch.device) -> None:
 
 
 def test_a_round_with_a_tree_waits_twice(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the tree and for the outcome. A draft model's waits for the tree after each `DEPTHS`."""
-    monkeypatch.setattr(draft_model, "DEPTHS", 8)
+    """For the tree, of as many tokens as a call has depths, and for the outcome. A call of a draft model has fewer."""
+    monkeypatch.setattr(draft_model, "DEPTHS", eagle.DEPTHS)
     pair = pair_of(tiny("qwen3", device, REAL_VOCAB if device.type == "cuda" else 300))
-    greedy, found = Settings(k=8, max_new_tokens=64, tree=True), dict[str, int]()
+    greedy, found = Settings(k=eagle.DEPTHS, max_new_tokens=64, tree=True), dict[str, int]()
     for settings in (greedy, replace(greedy, temperature=1.0, top_k=50, top_p=0.9)):
         for name, make in drafters(pair, settings).items():
             if name != "prompt-lookup":  # it drafts on the host

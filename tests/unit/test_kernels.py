@@ -40,6 +40,31 @@ p = torch.full((4, 900), 1 / 900)
 p[0], p[1, 899], p[2, 3] = 0, float("nan"), float("inf")
 assert race(p, torch.tensor([1, 2, 3, 4]))[0].ge(0).tolist() == [False, False, False, True]
 """
+GROWN = """
+import torch
+from specdemo.drafters.captured_trees import Growth
+from specdemo.engines.gpu import trees
+
+trees.COMPARED = 2**14  # fewer steps, which are slow here
+numbers = torch.Generator().manual_seed(2)
+for nodes, width, rows, stop, spread in (
+    (16, 8, 64, 0.0, 2.0), (63, 8, 20, 0.0, 0.3), (5, 8, 64, 0.02, 3.0), (40, 64, 999, 0.0, 1.0)
+):
+    growth, limits = Growth.of_text(63, torch.device("cpu")), torch.tensor([nodes, stop], dtype=torch.float64)
+    for depth in range(5):
+        logits = (spread * torch.randn(len(growth.places), 30, generator=numbers)).mul(4).round() / 4  # some tie
+        shares, ids = logits[:1 if depth == 2 else None].softmax(-1).topk(7)
+        if depth == 4:
+            shares[0, 0] = torch.nan
+        expected = growth.grown(ids, shares, limits, width, rows)
+        fields = growth.table, growth.places, growth.real, growth.read, growth.depth
+        found = trees.grown(*fields, ids, shares, limits, width, rows)
+        for name, ours, theirs in zip(Growth._fields, found, expected, strict=True):
+            assert ours.dtype == theirs.dtype, name
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True, msg=f"{name} {depth} {nodes}")
+        growth = expected
+    assert growth.table[1, 0].isnan() or not growth.real.any()
+"""
 PASSED = """
 import torch
 from specdemo.bench import models
@@ -155,7 +180,8 @@ for family in ("qwen3", "gemma3_text"):
 
 
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
-SCRIPTS = {"draw": DRAWN, "pass": WITH_NUMPY + PASSED + LIKE_LLAMA, "families": WITH_NUMPY + PASSED + OTHERS}
+SCRIPTS = {"draw": DRAWN, "depth of a tree": GROWN, "pass": WITH_NUMPY + PASSED + LIKE_LLAMA}
+SCRIPTS |= {"families": WITH_NUMPY + PASSED + OTHERS}
 SCRIPTS |= {name: WITH_NUMPY + BY_ROWS + script for name, script in EXACT.items()}
 
 
@@ -277,3 +303,20 @@ def test_the_noise_compiles_for_a_gpu(capability: int) -> None:
     types = {"keys": "*i64", "ids": "*i64", "times": "*fp64", "tokens": "*i64", "size": "i32", "parts": "i32"}
     constants = {"OWN_IDS": True, "BLOCK": noise.BLOCK, "BLOCKS": noise.BLOCKS}
     assert built(noise._race, types, "fp32", constants, capability, None).asm["cubin"]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("number", "width"), [("fp32", 8), ("bf16", 8), ("fp32", 64)])
+def test_the_trees_compile_for_a_gpu(number: str, width: int, capability: int) -> None:
+    from specdemo.engines.gpu import trees
+
+    names = trees._grown.arg_names
+    types = dict.fromkeys(names, "*i64") | dict.fromkeys(("real", "new_real"), "*i1") | {"most_rows": "i32"}
+    types |= dict.fromkeys(("table", "new_table", "limits"), "*fp64") | {"shares": f"*{number}"}
+    block = 16 * width if width > 8 else 128
+    constants = {"SIZE": 64, "READ": width, "CHILDREN": 8, "SAME": False, "WIDTH": width, "SLOTS": 64, "BLOCK": block}
+    constants["STEP"] = trees.COMPARED // block
+    compiled = built(trees._grown, types, number, constants, capability, {"num_warps": 8})
+    assert compiled.asm["cubin"]
+    assert compiled.metadata.shared <= SHARED

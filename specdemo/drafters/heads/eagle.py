@@ -22,7 +22,7 @@ from .drafter import HeadDrafter
 from .networks import EagleHead
 from .ready import HeadPass, LayeredPasses, ReadyHead
 
-DEPTHS = 8  # of a tree in a captured call; few trees of 16 tokens are deeper
+DEPTHS = 6  # of a tree in a captured call; nine in ten trees of 16 tokens end within (SmolLM2-135M, T = 0 and 0.8)
 
 
 class EaglePasses(LayeredPasses):
