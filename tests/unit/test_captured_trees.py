@@ -49,7 +49,8 @@ SETTINGS = [
     Settings(temperature=1, top_k=5, top_p=0.9, tree=True),
     Settings(temperature=1, rule=REJECTION, tree=True),
 ]
-KINDS: dict[str, type[HeadDrafter]] = {kind.name: kind for kind in (*test_graph.HEADS, DSpark, DFlash2)}
+HEADS: list[type[HeadDrafter]] = [*test_graph.HEADS, DSpark, DFlash2]
+KINDS = {kind.name: kind for kind in HEADS}
 CAPTURED = [kind.name for kind in test_graph.HEADS]
 
 
