@@ -169,20 +169,20 @@ class CapturedTrees:
         self, given: Sequence[Tensor], nodes: int, depth: int, rule: Rule, position: int, stop_below: float = 0.0
     ) -> Draft:
         """The tree of `tree.grow_by_depth`, from what `Reader.begin` is given."""
-        device, deepest, behind = given[0].device, min(nodes, depth), 0
+        device, deepest, done = given[0].device, min(nodes, depth), 0
         call = self.functions(("tree", rule.kind), self._call_by(rule))
         limits = to_device(torch.tensor([nodes, stop_below], dtype=torch.float64), device)
         growth: Sequence[Tensor] = ()
         while True:
-            until = min(behind + self.depths, deepest)
-            numbers = rule.draft_numbers(range(position + behind, position + until))
+            until = min(done + self.depths, deepest)
+            numbers = rule.draft_numbers(range(position + done, position + until))
             numbers = numbers if numbers is None else to_device(numbers, device)
-            shape = until - behind, min(nodes, WIDTH), self.width, len(growth)
+            shape = until - done, min(nodes, WIDTH), self.width, len(growth)
             told, growth, given = call(*shape, limits, numbers, *growth, *given)
             size = MAX_NODES + 1
             *table, real = unpacked(told, size, size, size, size, self.width)
-            behind = until
-            if behind == deepest or not any(real):
+            done = until
+            if done == deepest or not any(real):
                 return draft_of(table, nodes, stop_below)
 
     def _call_by(self, rule: Rule) -> Callable[..., tuple[Tensor, Growth, Sequence[Tensor]]]:
