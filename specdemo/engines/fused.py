@@ -28,7 +28,7 @@ from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
 from .ops import attention, normed_heads, plus, rotate
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, CachedRunner, Pass, Runner, check_fits, in_groups
+from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, CachedRunner, Pass, Runner, States, check_fits, in_groups
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -71,19 +71,16 @@ Outputs = Mapping[int, Tensor] | Sequence[Tensor]
 
 def end_all(runners: Sequence[FusedRunner], counts: Sequence[int], outputs: Outputs) -> None:
     """End a pass over so many rows of each runner; `outputs` may have more rows."""
-    by_layers, begin = (
-        {layers: hidden_states(outputs, layers) for layers in {one.captured_layers for one in runners}},
-        0,
-    )
+    dtype, begin = runners[0].model.dtype, 0
+    states = {layers: hidden_states(outputs, layers, dtype) for layers in {one.captured_layers for one in runners}}
     for runner, count in zip(runners, counts, strict=True):
-        states = by_layers[runner.captured_layers]
-        runner.end(count, None if states is None else states[begin : begin + count])
+        runner.end(count, states[runner.captured_layers], begin)
         begin += count
 
 
-def hidden_states(outputs: Outputs, layers: Sequence[int]) -> Tensor | None:
+def hidden_states(outputs: Outputs, layers: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     """A copy of the outputs of layers, beside each other: [T, layers * hidden]. None of no layers."""
-    return torch.cat([outputs[layer] for layer in layers], -1) if layers else None
+    return torch.cat([outputs[layer] for layer in layers], -1).to(dtype) if layers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +170,7 @@ class FusedRunner(CachedRunner):
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens. Returns their hidden states after the last layer, [T, hidden]."""
         x, outputs = self.run(self.begin(ids, parents), [self.rows(len(ids), parents)], self.captured_layers)
-        self.end(len(ids), hidden_states(outputs, self.captured_layers))
+        self.end(len(ids), hidden_states(outputs, self.captured_layers, self.model.dtype))
         return x
 
     def begin(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Tensor:
@@ -195,10 +192,10 @@ class FusedRunner(CachedRunner):
         """The `count` rows of the pass that has begun."""
         return Rows(self._cache, self._start, count, parents)
 
-    def end(self, count: int, states: Tensor | None) -> None:
-        """End the pass over `count` tokens, with the hidden states [count, ...] of captured layers, if any."""
+    def end(self, count: int, states: Tensor | None, begin: int = 0) -> None:
+        """End the pass over `count` tokens, those from row `begin` on in the `states` of captured layers, if any."""
         self._cache.length = self._start + count
-        self.hidden_states = states
+        self.states = None if states is None else States(states, begin, count)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))

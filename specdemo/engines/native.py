@@ -272,13 +272,14 @@ class NativeModel(SharedPasses):
         return {rows: self._read[rows] / passes / self._mixed for rows, passes in self._passes.items()}
 
     def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int]) -> dict[int, Tensor]:
-        """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each."""
+        """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each, in
+        float32."""
         outputs = {layer: torch.empty_like(x) for layer in captured}
         read = self.layers.run(x, rows, outputs)
         if self._mixed and len(rows) == 1 and len(x) <= MOST_ROWS:
             self._passes[len(x)] += 1
             self._read[len(x)] += read
-        return {layer: output.to(self.model.dtype) for layer, output in outputs.items()}
+        return outputs
 
 
 def native_model(model: FusedModel) -> NativeModel | None:
@@ -324,5 +325,5 @@ class NativeRunner(FusedRunner):
             part = x[done : done + MOST_AT_ONCE]  # changed in place
             outputs.append(self.together.run(part, [self.rows(len(part), parents, done)], self.captured_layers))
         whole = {layer: torch.cat([part[layer] for part in outputs]) for layer in self.captured_layers}
-        self.end(len(x), hidden_states(whole, self.captured_layers))
+        self.end(len(x), hidden_states(whole, self.captured_layers, self.model.dtype))
         return x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -212,6 +212,41 @@ def check_branches(runner: Runner) -> None:
         raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
 
 
+class States(NamedTuple):
+    """Hidden states of one text, as a part of those of a pass that several texts may share.
+
+    They are cut out when they are read: in each round of many readers that would take some 5 microseconds for each.
+    """
+
+    of_pass: Tensor  # [T, layers * hidden]
+    begin: int
+    rows: int
+
+    @classmethod
+    def of(cls, states: Tensor) -> States:
+        return cls(states, 0, len(states))
+
+    @property
+    def tensor(self) -> Tensor:
+        """[rows, layers * hidden]"""
+        return self.of_pass[self.begin : self.begin + self.rows]
+
+    def kept(self, path: Sequence[int]) -> States:
+        """Those of the rows of a path."""
+        if is_beginning(path):
+            return States(self.of_pass, self.begin, len(path))
+        return States.of(path_rows(self.tensor, path))
+
+
+def states_of(runner: Runner) -> States:
+    """The hidden states of the last pass, or of the rows of it that were kept. It has captured some."""
+    states: States | None = getattr(runner, "states", None)
+    if states is None:
+        assert runner.hidden_states is not None, "the text has been read"
+        states = States.of(runner.hidden_states)
+    return states
+
+
 class CachedRunner:
     """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states.
 
@@ -222,10 +257,18 @@ class CachedRunner:
 
     def __init__(self, capacity: int) -> None:
         self.context = capacity
-        self.hidden_states: Tensor | None = None
+        self.states: States | None = None
         self.captured_layers: tuple[int, ...] = ()
         self._cache: Any = None
         self._start = 0  # of the last pass
+
+    @property
+    def hidden_states(self) -> Tensor | None:
+        return None if self.states is None else self.states.tensor
+
+    @hidden_states.setter
+    def hidden_states(self, states: Tensor | None) -> None:
+        self.states = None if states is None else States.of(states)
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self.captured_layers = tuple(layers)
@@ -235,8 +278,8 @@ class CachedRunner:
             assert self._cache is not None, "a pass comes first"
             with torch.inference_mode():
                 self._cache.move(self._start, path)
-        if self.hidden_states is not None:
-            self.hidden_states = path_rows(self.hidden_states, path)
+        if self.states is not None:
+            self.states = self.states.kept(path)
         self.rollback(self._start + len(path))
 
     def rollback(self, length: int) -> None:

@@ -17,6 +17,7 @@ from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
+from specdemo.engines.runner import States
 from specdemo.types import MAX_NODES, REJECTION, NotFinite, Settings
 from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded, tiny_model
 
@@ -100,7 +101,7 @@ def test_a_tree_is_no_larger_and_no_deeper_than_asked(toy: ModelToy, nodes: int,
 
 def test_logits_that_are_no_numbers_are_refused(toy: ModelToy) -> None:
     drafter = head_after(toy, "eagle", TEXT, Settings(temperature=1, tree=True))
-    drafter._unread = [torch.full_like(drafter._unread[0], math.nan)]
+    drafter._unread = [States.of(torch.full_like(drafter._unread[0].tensor, math.nan))]
     with pytest.raises(NotFinite, match="The drafter gave logits"):
         drafter.propose_tree(TEXT, 4, 4)
 

@@ -77,7 +77,7 @@ def rounds_of(drafter: HeadDrafter, ids: Sequence[int], length: int, accepted: S
         yield logits_of(drafter, ids[: length + 1], forced)
         drafter.runner.forward([ids[length], *forced])
         length += count + 1
-        drafter.runner.rollback(length)
+        drafter.runner.keep(range(count + 1))
         drafter.observe(Verdict(range(count), 0, TokenKind.RESAMPLED, 1.0))
 
 
@@ -145,7 +145,8 @@ def test_of_a_long_prompts_states_only_those_in_the_window_stay_in_memory(
     runner.prefill(list(range(length)))
     assert runner.hidden_states is not None
     drafter.reset(list(range(length)))
-    (states,) = drafter._unread
+    (unread,) = drafter._unread
+    states = unread.tensor
     assert torch.equal(states, runner.hidden_states[-kept:])
     assert states.untyped_storage().nbytes() == kept * runner.hidden_states.shape[1] * states.itemsize
 

@@ -126,7 +126,7 @@ def drafts_of(
         rounds.append((drafted, wanted, torch.stack(seen[-len(drafted) :]), logits))
         drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], (drafted[0] + 5) % MODEL_VOCAB]
-        drafter.runner.rollback(len(text) - 1)
+        drafter.runner.keep(range(accepted + 1))
         drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     drafter.release()
     return rounds
@@ -184,7 +184,7 @@ def test_of_a_draft_of_p_eagle_no_mask_stays_in_its_cache(
         assert drafted == expected(text, 3)[0]
         drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], 5]
-        drafter.runner.rollback(len(text) - 1)
+        drafter.runner.keep(range(accepted + 1))
         drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     assert passes == ([4, 4, 4, 3, 6] if most_read == 4 else [12, 3, 6])  # 10, 1 and 4 states, and two masks in each
     for one in (drafter, head_after(toy, kind.name, text, Settings(temperature=0))):

@@ -14,7 +14,7 @@ from ...decoding.drafter import DrafterParts, ModelDrafter
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS
-from ...engines.runner import Runner, Wanted
+from ...engines.runner import Runner, States, Wanted, states_of
 from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, MAX_NODES, Draft, Verdict
@@ -45,7 +45,7 @@ class HeadDrafter(ModelDrafter):
         self.ready, self.runner, self.rule = ready, runner, rule
         drafted = MOST_ROWS if rule.settings.tree else MAX_K + 1
         self.context = runner.context + drafted  # entries of its cache, with those of a draft
-        self._unread: list[Tensor] = []  # [T, layers * hidden] each
+        self._unread: list[States] = []
         self._live = 0  # entries made of the target's states
         self._passes: Any = None  # of the run, an instance of `passes`
         if ready.slots:
@@ -102,7 +102,8 @@ class HeadDrafter(ModelDrafter):
         assert states is not None, "the prompt has been read"
         skipped, self._live = max(0, len(states) - self.ready.head.shape.window), 0
         self.release()
-        self._unread = [states[skipped:].clone() if skipped else states]  # a view would keep those of the whole prompt
+        # A view would keep those of the whole prompt.
+        self._unread = [States.of(states[skipped:].clone() if skipped else states)]
         if self.ready.slots:
             self._passes = self.ready.slots.acquire(self, self.context)
         else:
@@ -131,17 +132,15 @@ class HeadDrafter(ModelDrafter):
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
         assert self._passes is not None, "reset comes first"
-        states = self._unread[0] if len(self._unread) == 1 else torch.cat(self._unread)
-        self._unread = []
+        parts, self._unread = [states.tensor for states in self._unread], []
+        states = parts[0] if len(parts) == 1 else torch.cat(parts)
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.seek(self._live)
         self._live += len(states)
         return self._passes, states, tokens
 
     def observe(self, verdict: Verdict) -> None:
-        states = self.runner.hidden_states
-        assert states is not None
-        self._unread.append(states[: verdict.accepted + 1])
+        self._unread.append(states_of(self.runner))
 
     def release(self) -> None:
         if self._passes and self.ready.slots:

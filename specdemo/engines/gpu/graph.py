@@ -363,8 +363,7 @@ class GraphRunner(FusedRunner):
         count = len(ids)
         self.place(count)
         logits, outputs = self._slot.passes.read(self._slot, ids, parents)
-        states = hidden_states(outputs, self.captured_layers)
-        self.end(count, states if states is None else states[:count])
+        self.end(count, hidden_states(outputs, self.captured_layers, self.model.dtype))
         return logits[:count].clone()
 
     def begin_chain(self, count: int) -> CapturedPasses:
