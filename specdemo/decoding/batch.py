@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..engines.runner import Pass, Wanted, read_together
 from ..system.progress import Stopped
+from .adaptive_k import Readers
 from .events import Event, Round
 from .loop import Decoding
 
@@ -59,18 +60,21 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
 
     The seconds of an event are those of its decoding's own work, and of each pass its share by rows.
     """
-    coming, going = enumerate(decodings), dict[int, _Going]()
+    coming, going, readers = enumerate(decodings), dict[int, _Going](), Readers(at_once)
     try:
         while True:
             going = {index: one for index, one in going.items() if one.wanted}
             for index, decoding in islice(coming, at_once - len(going)):
-                decoding.readers = at_once
+                decoding.readers = readers
                 going[index] = _Going(index, decoding)
                 yield from going[index].go_on()
             if not going:
                 return
+            if readers.count != len(going):
+                readers.count = len(going)
+                readers.wake()
             for group in _groups(going.values()):
-                yield from _read(group, len(going))
+                yield from _read(group, readers.count)
     finally:
         for one in going.values():
             one.steps.close()
@@ -126,7 +130,6 @@ def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | 
     per_row = (time.perf_counter() - began) / sum(each.rows for each in wanted)
     rows, seconds = list[int](), 0.0  # of rounds
     for one, each, outcome in zip(group, wanted, outcomes, strict=True):
-        one.decoding.readers = readers
         if readers > 1:
             one.decoding.waited += time.perf_counter() - one.waits_since - per_row * each.rows
         for index, event in one.go_on(outcome):

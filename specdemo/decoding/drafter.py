@@ -132,6 +132,11 @@ class Drafter:
         yield from ()
         return self.propose(context, k) if depth is None else self.propose_tree(context, k, depth)
 
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        """All that `draft_source` may name."""
+        return [self]
+
     def draft_source(self, context: Sequence[int]) -> Drafter:
         """The drafter that would propose what follows `context`: this one, unless it hands over to another.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from math import isfinite
 
@@ -31,7 +31,7 @@ from ..types import (
     Verdict,
     parents_or_chain,
 )
-from .adaptive_k import DraftLengthController
+from .adaptive_k import DraftLengthController, Readers
 from .costs import CostModel
 from .drafter import Drafter
 from .events import Event, Finished, Prefilled, Round
@@ -74,7 +74,7 @@ class Decoding:
         rule: of this run, see `rule_for`; `drafter` draws with the same object.
         costs: learn from every round; K = auto needs them.
         ks: the K of each round and whether its draft is a tree, as recorded in a trace, instead of the K of `settings`.
-        readers: how many prompts are decoded at once, or may be; see `batch.decode_batch`.
+        readers: the prompts that are decoded at once, see `batch.decode_batch`.
         waited: seconds of its time in which others went on.
     """
 
@@ -86,7 +86,7 @@ class Decoding:
     stop: Stop = lambda ids: False
     costs: CostModel | None = None
     ks: Iterable[tuple[int, bool]] | None = None
-    readers: int = 1
+    readers: Readers = field(default_factory=Readers)
     waited: float = 0.0
 
     @torch.inference_mode()
@@ -104,9 +104,8 @@ class Decoding:
             check_room(len(prompt_ids), settings, runner.context)
             given = settings.k if self.ks is None else self.ks
             rule.use(runner)
-            drafter.reads_alone = self.readers == 1
-            together = self.readers > 1
-            control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree, together)
+            drafter.reads_alone = self.readers.count == 1
+            control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree, self.readers)
 
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]
@@ -123,7 +122,7 @@ class Decoding:
                 drafting_on, waited = drafter.drafts_on or runner.device, self._away()
                 began, drafts_from = self._clock(), timestamp(drafting_on)
                 most = settings.max_new_tokens - (len(ids) - len(prompt_ids)) - 1  # a round emits up to k + 1
-                k = control.choose(most, last, drafter.draft_source(ids), self.readers)
+                k = control.choose(most, last, drafter, ids)
                 draft = Draft()
                 if k:
                     draft = yield from drafter.drafting(ids, k, most if control.branches else None)
@@ -160,7 +159,7 @@ class Decoding:
         Where passes are exact up to fewer rows than a piece has, pieces would change the last bits of its states.
         """
         runner = self.runner
-        pieces = self.readers > 1 and together_of(runner) and not 0 < runner.exact_rows < PIECE
+        pieces = self.readers.count > 1 and together_of(runner) and not 0 < runner.exact_rows < PIECE
         size = PIECE if pieces else len(self.prompt_ids)
         states: list[Tensor] = []
         for begin in range(0, len(self.prompt_ids), size):

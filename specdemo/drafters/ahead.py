@@ -100,6 +100,10 @@ class DraftingAhead(ModelDrafter):
     def drafts_on(self) -> torch.device | None:
         return self.drafter.drafts_on
 
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        return [self.drafter]
+
     def draft_source(self, context: Sequence[int]) -> Drafter:
         return self.drafter
 

@@ -51,6 +51,10 @@ class ForcedFirst(ModelDrafter):
             self._forced = len(context), self.constraint.forced()
         return self._forced[1]
 
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        return [self, *self.other.sources]
+
     def draft_source(self, context: Sequence[int]) -> Drafter:
         return self if self.forced(context) else self.other.draft_source(context)
 

@@ -53,6 +53,10 @@ class LookupFirst(ModelDrafter):
         left = k - len(copied.token_ids)
         return merged(copied, (yield from self.other.drafting(context, left, depth))) if left else copied
 
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        return [self.lookup, *self.other.sources]
+
     def draft_source(self, context: Sequence[int]) -> Drafter:
         return self.lookup if self.lookup.match(context) is not None else self.other.draft_source(context)
 

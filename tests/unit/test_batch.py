@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding import batch, loop
+from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.batch import Failed, decode_batch
+from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
 from specdemo.drafters.names import drafter_class
@@ -37,6 +40,7 @@ from specdemo.system import hardware
 from specdemo.system.progress import Stopped
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
 from tests.unit.enumerate_decode import distance, emitted_distribution
+from tests.unit.test_control import Clock
 from tests.unit.test_graph import ByAddress
 from tests.unit.toys import (
     DRAFTER_NAMES,
@@ -169,6 +173,30 @@ def test_each_text_is_the_one_that_its_prompt_gets_alone(
         for index, (text, each) in enumerate(zip(texts, settings, strict=True))
     }
     assert texts_of(decode_batch(decodings(toy, name, settings, texts), count)) == alone
+
+
+@pytest.mark.parametrize("name", ["lookup-eagle", "draft-model"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_readers_who_rest_write_the_same_texts(
+    toy: SharingToy, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With K = auto, by a clock of chance. They rest now and then, so each drafts after tokens that it has not read."""
+    texts, luck, costs = prompts(4), random.Random(1), CostModel({1: 1.0, 16: 1.5, 32: 3.0})
+    settings = [Settings(k=AUTO, temperature=temperature, max_new_tokens=50, seed=seed) for seed in range(4)]
+    plain = zip(texts, settings, strict=True)
+    alone = {index: plain_text(toy.target_runner(99), *each) for index, each in enumerate(plain)}
+    for module in (batch, loop, hardware):
+        monkeypatch.setattr(module, "time", Clock(3))
+    monkeypatch.setattr(Readers, "wake", lambda readers: None)  # as those who draft do
+    made = [replace(each, costs=costs) for each in decodings(toy, name, settings, texts)]
+    events = list[tuple[int, Event | Failed]]()
+    for event in decode_batch(made, 4):
+        events.append(event)
+        if made[0].readers.rest < 1 and luck.random() < 0.1:
+            made[0].readers.rest = 20
+    assert texts_of(iter(events)) == alone
+    ks = [event.k for _, event in events if isinstance(event, Round)]
+    assert min(ks.count(0), len(ks) - ks.count(0)) > 20
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdemo.decoding import batch, loop
-from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, best_length
+from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, Readers, best_length
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
@@ -227,11 +227,12 @@ def speed_of_all(
     """
     together = {1: passes[1]} | {readers * tokens: float(all_passes(passes, readers * tokens)) for tokens in (1, 2, 3)}
     costs, luck = CostModel(together), random.Random(readers)
-    choosing = [DraftLengthController(k, costs, prompt_tokens=50, together=readers > 1) for _ in range(readers)]
+    shared = Readers(readers)
+    choosing = [DraftLengthController(k, costs, prompt_tokens=50, readers=shared) for _ in range(readers)]
     last, fresh = list[Round | None]([None] * readers), set(range(readers))
     written, seconds = 0, 0.0
     for _ in range(rounds):
-        asked = [each.choose(100, before, ONE_BY_ONE, readers) for each, before in zip(choosing, last, strict=True)]
+        asked = [each.choose(100, before, ONE_BY_ONE) for each, before in zip(choosing, last, strict=True)]
         drafting = [0.0] * readers
         for place in range(max(asked)):
             those = [reader for reader in range(readers) if asked[reader] > place]
@@ -273,8 +274,76 @@ def test_what_no_reader_has_tried_is_tried_by_one() -> None:
     """Where drafts do not pay; all of them begin where they do."""
     for passes, drafting in ((STEEP, 1), (FLAT, 16)):
         costs = CostModel({1: 1.0, 16: passes[MAX_K + 1], 32: 2 * passes[MAX_K + 1] if passes is STEEP else 1.0})
-        choosing = [DraftLengthController(AUTO, costs, together=True) for _ in range(16)]
-        assert sum(bool(each.choose(9, None, ONE_BY_ONE, 16)) for each in choosing) == drafting
+        readers = Readers(16)
+        choosing = [DraftLengthController(AUTO, costs, readers=readers) for _ in range(16)]
+        assert sum(bool(each.choose(9, None, ONE_BY_ONE)) for each in choosing) == drafting
+
+
+class Looked(OneByOne):
+    """Counts how often it is asked which drafter drafts."""
+
+    looked = 0
+
+    def draft_source(self, context: Sequence[int]) -> Drafter:
+        self.looked += 1
+        return self
+
+
+class Restless(Readers):
+    """Who are asked in each round."""
+
+    def wait(self, rounds: float) -> None:
+        pass
+
+
+def not_due(readers: Readers) -> tuple[CostModel, Looked, list[DraftLengthController]]:
+    """Readers who have been asked once, and whose next try is not due: a drafted token costs as much as a pass."""
+    costs, drafter = CostModel({1: 1.0, 4: 1.0, 8: 2.0}), Looked()
+    learn(costs, NAME, 1.0)
+    costs.drafts[NAME, False].idle = 0.0
+    choosing = [DraftLengthController(AUTO, costs, readers=readers) for _ in range(readers.count)]
+    assert [each.choose(500, None, drafter) for each in choosing] == [0] * readers.count
+    return costs, drafter, choosing
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_readers_look_for_no_draft_until_one_is_due(count: int) -> None:
+    """They try it in the very round in which they would if all were asked in each."""
+    tried, looked = [], []
+    for readers in (Readers(count), Restless(count)):
+        _, drafter, choosing = not_due(readers)
+        last, rounds = Round(0, (), (), 0.0, 1.0, 1.0, 0), 0
+        while not choosing[rounds % count].choose(500, last, drafter):
+            rounds += 1
+        tried.append(rounds)
+        looked.append(drafter.looked)
+    assert tried[0] == tried[1] > 20 * count
+    assert looked == [count + 1, count + tried[1] + 1]
+
+
+def test_a_reader_who_comes_is_asked_while_the_others_rest() -> None:
+    readers = Readers(4)
+    costs, drafter, _ = not_due(readers)
+    before, looked = readers.rest, drafter.looked
+    assert DraftLengthController(AUTO, costs, readers=readers).choose(500, None, drafter) == 0
+    assert drafter.looked == looked + 1
+    assert 1 <= readers.rest <= before
+
+
+def test_no_reader_rests_when_a_draft_has_shown_something_or_another_source_pays() -> None:
+    readers = Readers(2)
+    costs, drafter, choosing = not_due(readers)
+    assert readers.rest >= 1
+    tried = Round(0, (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),), (), 0.0, 1.0, 1.0, 1)
+    choosing[1].choose(500, tried, drafter)
+    assert readers.rest == 0
+    both, free = InTurn((drafter, AtOnce())), costs.drafts[AtOnce.name, False]
+    for _ in range(9):
+        free.learn_cost(1, 0.0)
+        free.learn([DraftOutcome.ACCEPTED], 1)
+    for each in choosing:
+        each.choose(500, None, both)
+    assert readers.rest < 1
 
 
 def test_auto_notices_when_guesses_begin_to_pass() -> None:
@@ -302,15 +371,29 @@ def test_auto_rests_the_longer_the_more_a_draft_loses() -> None:
     assert 0 < longest_rest(0.35, passing=3) < 20  # a third of the guesses pass: that all but pays
 
 
+class InTurn(Drafter):
+    """One drafter after the other drafts."""
+
+    def __init__(self, sources: Sequence[Drafter]) -> None:
+        self.all = sources
+
+    @property
+    def sources(self) -> Sequence[Drafter]:
+        return self.all
+
+    def draft_source(self, context: Sequence[int]) -> Drafter:
+        return self.all[len(context) % len(self.all)]
+
+
 def test_auto_learns_of_each_drafter_apart() -> None:
-    costs = CostModel(CPU)
-    sources = ONE_BY_ONE, AtOnce()
+    costs, sources = CostModel(CPU), (ONE_BY_ONE, AtOnce())
+    drafter = InTurn(sources)
     for source in sources:
         learn(costs, source.name, 0.2)
     choosing, last, chosen = DraftLengthController(AUTO, costs), None, []
     for turn in range(40):
         source, outcome = sources[turn % 2], DraftOutcome.ACCEPTED if turn % 2 else DraftOutcome.REJECTED
-        k = choosing.choose(100, last, source)
+        k = choosing.choose(100, last, drafter, range(turn))
         drafted = (DraftedToken(0, outcome, 0.5, 0.5, 0.5),) * k
         drafting = 0.2 * source.steps(k)
         last = Round(0, drafted, (), drafting, 1.0, 1.0 + drafting, k)

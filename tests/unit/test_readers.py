@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.adaptive_k import DraftLengthController, best_length
+from specdemo.decoding.adaptive_k import DraftLengthController, Readers, best_length
 from specdemo.decoding.costs import CostModel
 from specdemo.drafters.ngram import Ngram
 from specdemo.studies.readers import Group, in_words, summarise
@@ -85,8 +85,9 @@ def test_auto_drafts_less_for_more_readers_and_in_the_end_nothing() -> None:
     assert gains[1] > gains[4] > 1 > gains[16]
     chosen = {}
     for readers in (1, 16):
-        control = DraftLengthController(AUTO, costs_of(lambda rows: 1 + 0.1 * max(rows - 9, 0)))
-        chosen[readers] = [control.choose(40, None, source, readers) for _ in range(3)][-1]
+        costs = costs_of(lambda rows: 1 + 0.1 * max(rows - 9, 0))
+        control = DraftLengthController(AUTO, costs, readers=Readers(readers))
+        chosen[readers] = [control.choose(40, None, source) for _ in range(3)][-1]
     assert chosen[1] > 0 == chosen[16]
 
 

@@ -215,7 +215,7 @@ def test_a_race_with_trees_is_run_again(toy: Any, name: str, k: int | str, monke
     settings = Settings(k=k, temperature=0.8, max_new_tokens=40, tree=True)
     choices = random.Random(5)
 
-    def choose(self: Any, costs: CostModel, most: int, readers: int) -> int:
+    def choose(self: Any, costs: CostModel, most: int, *others: Any) -> int:
         self.branches = choices.random() < 0.5
         return min(choices.randrange(6), most)
 
