@@ -49,12 +49,18 @@ class Router:
     normed: bool
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and the numbers of the experts of each token, the likeliest first: [T, hidden] -> two [T, used].
+        """The weights and the numbers of each token's experts, the likeliest first: [T, hidden] -> two [T, used]."""
+        return self.choose(self.product(x))
 
-        As in transformers the probabilities are float32, and the weights get the type of x.
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, of the scores of all experts [T, experts].
+
+        As in transformers the probabilities are float32, and the weights get the type of the scores. Equally likely
+        experts are chosen in their order, as in `experts.h`; `topk` promises none.
         """
-        weights, chosen = self.product(x).softmax(-1, dtype=torch.float32).topk(self.used)
-        return (weights / weights.sum(-1, keepdim=True) if self.normed else weights).to(x.dtype), chosen
+        sorted_probs, order = scores.softmax(-1, dtype=torch.float32).sort(dim=-1, descending=True, stable=True)
+        weights, chosen = sorted_probs[:, : self.used], order[:, : self.used]
+        return (weights / weights.sum(-1, keepdim=True) if self.normed else weights).to(scores.dtype), chosen
 
 
 @dataclass(frozen=True, slots=True)
