@@ -55,7 +55,7 @@ def runner_maker(
     """
     weights = list(model.parameters())
     on_one_device = {weight.device for weight in weights} == {model.device} and model.device.type != "meta"
-    if not eager and knows(model.config, model.device.type == "cuda") and on_one_device:
+    if not eager and knows(model.config) and on_one_device:
         if model.device.type == "cuda":
             return _on_gpu(FusedModel.of(model), slots)
         if has_room_for(sum(weight.numel() for weight in weights) * (dtype or model.dtype).itemsize):
@@ -71,7 +71,7 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
 
     This assumes that there is memory for it, and on a GPU a compiler for Triton's kernels.
     """
-    if not knows(config, device.type == "cuda"):
+    if not knows(config):
         return "eager", False
     width = head_width(config.get_text_config())
     if device.type == "cuda":

@@ -146,11 +146,8 @@ def mixtures(config: PreTrainedConfig) -> set[Mixture]:
     return {found for layer in range(config.num_hidden_layers) if (found := mixture(config, layer)) is not None}
 
 
-def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
+def knows(config: PreTrainedConfig) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
-
-    Captured passes on a GPU have no angles that depend on how long a text can get, and no experts, since a captured
-    pass launches the same kernels each time.
 
     Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
     text part of a larger model, whose weights have other names.
@@ -169,11 +166,7 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
         return False
     if config.model_type == "gemma3_text" and config.attn_logit_softcapping:  # transformers does not apply it
         return False
-    if on_gpu and FAMILIES[config.model_type].expert_size:
-        return False
     ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
-    if on_gpu and any(rope.get("rope_type") == "longrope" for rope in ropes) and not has_equal_factors(config):
-        return False
     return all(rope.get("rope_type", "default") in ROPES for rope in ropes)
 
 

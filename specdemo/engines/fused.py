@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from ..system.hardware import attends_in_groups, to_device
 from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
-from .ops import attention, normed_heads, plus, rotate
+from .ops import attention, mixed, normed_heads, plus, rotate
 from .rows import depths_of, mask_of, places
 from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, CachedRunner, Pass, Runner, States, check_fits, in_groups
 
@@ -250,10 +250,7 @@ class FusedRunner(CachedRunner):
             up, down = mlps[expert]
             rows, ranks = (chosen == expert).nonzero(as_tuple=True)
             outputs[rows, ranks] = down(layer.activate(up(self._filled(x[rows]))))[: len(rows)]
-        total = outputs[:, 0] * weights[:, :1]
-        for rank in range(1, layer.router.used):
-            total = total + outputs[:, rank] * weights[:, rank, None]
-        return total
+        return mixed(outputs, weights)
 
     def _split(self, qkv: Tensor, layer: Layer, rotations: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys in one tensor, [T, heads + kv_heads, width], and values [T, kv_heads, width]."""

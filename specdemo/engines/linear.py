@@ -123,6 +123,16 @@ class Linear:
         return cls(weight, bias, lambda x: F.linear(x, weight, bias))
 
 
+def stacked(steps: Sequence[Linear]) -> Tensor:
+    """The weights of several maps as one tensor, [count, out, in]. It is no copy: on a GPU those of the experts of a
+    layer are parts of one weight, one after the other."""
+    weights = [step.weight for step in steps if step.weight is not None]
+    first, begin = weights[0], weights[0].data_ptr()
+    parts = range(begin, begin + len(steps) * first.nbytes, first.nbytes)
+    assert [weight.data_ptr() for weight in weights] == [*parts], "they are no parts of one weight"
+    return first.as_strided((len(steps), *first.shape), (first.numel(), *first.stride()))
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs weights of this type on this CPU. For bfloat16 it needs AVX-512 or AVX-NE-CONVERT."""
     if not torch.backends.mkldnn.is_available():  # as on Macs, where torch lacks oneDNN's operators too

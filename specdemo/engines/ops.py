@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .layout import capped
+from .layout import Router, capped
 from .linear import Linear, Norm, swiglu
 
 UNIT = 16  # see `placed`
 
-__all__ = ["UNIT", "attend", "placed", "plus", "product", "rotate", "write_kv"]
+__all__ = ["UNIT", "attend", "choose", "chosen_product", "placed", "plus", "product", "rotate", "write_kv"]
 
 
 def product(
@@ -31,10 +31,46 @@ def product(
     return swiglu(x) if gated else x if plus is None else x + plus
 
 
-def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float) -> Tensor:
-    """x + scale * norm(added), [T, hidden] each; there may be no norm."""
+def choose(router: Router, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights and the numbers of the experts of T rows, of the scores of all: see `Router.choose`."""
+    return router.choose(scores)
+
+
+def chosen_product(weights: Tensor, x: Tensor, chosen: Tensor, norm: Norm | None = None, gated: bool = False) -> Tensor:
+    """`product` with the experts that each of T rows chose, out of `weights` [experts, out, in].
+
+    Torch multiplies by all experts: it has no product that reads some of them, as many each time, and copies none.
+
+    Args:
+        x: an input for all experts of a row, [T, in], or one for each of them, [T, used, in].
+        chosen: the numbers of these experts, [T, used].
+
+    Returns:
+        [T, used, out], if `gated` of half as many numbers.
+    """
+    by_expert = F.linear(norm(x) if norm else x, weights.flatten(0, 1)).unflatten(-1, weights.shape[:2])
+    by_expert = by_expert if x.dim() == 3 else by_expert[:, None]
+    found = by_expert.take_along_dim(chosen[:, :, None, None], 2).squeeze(2)
+    return swiglu(found) if gated else found
+
+
+def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float, shares: Tensor | None = None) -> Tensor:
+    """x + scale * norm(added), [T, hidden] each; there may be no norm.
+
+    Args:
+        shares: if `added` is what several experts add, [T, used, hidden], the weight of each, [T, used].
+    """
+    added = added if shares is None else mixed(added, shares)
     added = norm(added) if norm else added
     return x + (added if scale == 1 else added * scale)
+
+
+def mixed(outputs: Tensor, shares: Tensor) -> Tensor:
+    """The outputs of the experts of T rows [T, used, hidden], times their weights [T, used], added up in order."""
+    total = outputs[:, 0] * shares[:, :1]
+    for rank in range(1, shares.shape[1]):
+        total = total + outputs[:, rank] * shares[:, rank, None]
+    return total
 
 
 class Placed(NamedTuple):

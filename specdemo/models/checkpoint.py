@@ -160,8 +160,7 @@ def read_weights(
     checkpoint: Checkpoint, files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> StoredWeights | None:
     """A model's weights, read without transformers' model; None if that is needed to read or run them."""
-    known = knows(checkpoint.config, device.type == "cuda")
-    return StoredWeights.of(files, checkpoint.config, dtype, device) if known else None
+    return StoredWeights.of(files, checkpoint.config, dtype, device) if knows(checkpoint.config) else None
 
 
 def open_model(

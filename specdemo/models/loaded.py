@@ -256,12 +256,11 @@ def _load(
     check_prompts(target, preset)
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
-    on_gpu = chosen_device.type == "cuda"
     parts = [
         ModelPart(
             str(found.source),
             found.config,
-            chosen_dtype if knows(found.config, on_gpu) else compute_dtype(chosen_dtype, chosen_device),
+            chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
             (preset.skip_layers or 0) if found is target else 0,
             stored_size(found) if chosen_dtype == AS_STORED else None,
         )

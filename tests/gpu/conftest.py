@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specdemo.engines.gpu import graph
+from specdemo.engines.linear import Linear
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -40,3 +41,9 @@ def small_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Small caches on the CPU, where clearing a large one takes longer than a test."""
     if "cuda" not in request.node.name:
         monkeypatch.setattr(graph, "ROOM", 256)
+
+
+@pytest.fixture
+def nothing_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. Captured passes read the experts of a layer from one weight."""
+    monkeypatch.setattr(Linear, "of", lambda weight, bias, parts=1: Linear.unpacked(weight, bias))

@@ -33,7 +33,18 @@ GROWING = {
     "original_max_position_embeddings": 8,
 }
 GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0}
+SWITCH = 80  # tokens; a longer text has other angles
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": SWITCH},
+    **{"short_factor": [1.0] * 8, "long_factor": [1.0, 2.0, 3.0, 6.0, 9.0, 12.0, 18.0, 24.0]},
+}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 OTHER: dict[str, dict[str, Any]] = {
+    "mixtral": {**EXPERTS, "num_experts_per_tok": 2},
+    "qwen3_moe": {**EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": True},
+    "olmoe": EXPERTS,
+    "flex_olmo": EXPERTS,
+    "longrope": {"rope_parameters": LONGROPE, "original_max_position_embeddings": SWITCH},
     "mistral": {"sliding_window": 12},
     "ministral3": {"rope_parameters": GROWING},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0},
@@ -48,7 +59,8 @@ def tiny(family: str, device: torch.device, vocab: int = VOCAB) -> PreTrainedMod
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": vocab}
     wide = {"intermediate_size": 192, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    config = AutoConfig.for_model(family, **sizes, **wide, **ids, **OTHER.get(family, {}))
+    kind, fields = "phi3" if family == "longrope" else family, {**wide, **OTHER.get(family, {})}
+    config = AutoConfig.for_model(kind, **sizes, **ids, **fields)
     return AutoModelForCausalLM.from_config(config).eval().to(device)
 
 

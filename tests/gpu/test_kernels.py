@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from specdemo.bench import models
 from specdemo.engines import ops
 from specdemo.engines.choose import OLDEST
 from specdemo.engines.gpu import graph
-from specdemo.engines.layout import FusedModel, Linear, Norm
+from specdemo.engines.layout import FusedModel, Linear, Norm, Router
 from specdemo.engines.rows import MOST_ROWS, branches_of
 
 from .helpers import EXACT, ROUGH, relative_error, tiny
@@ -104,6 +105,14 @@ def operation_inputs(
         (Norm(noise(hidden), None, 0.1), 3.0),
     ):
         yield "plus", [noise(count, hidden), noise(count, hidden), norm_added, scale], {}
+    for used, normed in ((2, False), (3, True), (5, False)):
+        yield "choose", [Router(linear, used, normed), noise(count, 5)], {}
+    chosen, shares, plain = torch.randint(5, (count, 3), device=device), noise(count, 3), Norm(noise(hidden), None, 0.1)
+    yield "chosen_product", [noise(5, outer, hidden), noise(count, hidden), chosen, plain], {}
+    yield "chosen_product", [noise(5, 2 * outer, hidden), noise(count, hidden), chosen, plain, True], {}
+    yield "chosen_product", [noise(5, outer, hidden), noise(count, 3, hidden), chosen], {}
+    for norm_added in (None, plain):
+        yield "plus", [noise(count, hidden), noise(count, 3, hidden), norm_added, 0.3, shares], {}
     biased = Linear.unpacked(noise(outer, hidden), noise(outer))
     yield "product", [biased, noise(count, hidden), None, noise(count, outer)], {}
     yield "product", [Linear.unpacked(noise(2 * outer, hidden), None), noise(count, hidden), norm, None, True], {}
@@ -137,6 +146,28 @@ def in_float64(value: Any) -> Any:
     if isinstance(value, Norm):
         return Norm(value.weight.double(), in_float64(value.bias), value.eps)
     return tuple(map(in_float64, value)) if isinstance(value, tuple) else value
+
+
+@pytest.mark.gpu
+def test_experts_are_chosen_in_their_order_and_no_others_are_read(cuda: torch.device) -> None:
+    functions = fastest(cuda)
+    check_choices(functions, cuda)
+
+
+def check_choices(functions: ModuleType, device: torch.device) -> None:
+    """Equally likely experts, weights of others that are no numbers, and scores that are none."""
+    router = Router(Linear.unpacked(torch.zeros(6, 32, device=device), None), 3, True)
+    scores = torch.tensor([[0.0] * 6, [0, 2, 1, 2, 1, 1], [-9, -9, 0, -9, -9, -9]], device=device)
+    shares, chosen = functions.choose(router, scores)
+    assert chosen.tolist() == [[0, 1, 2], [1, 3, 2], [2, 0, 1]]
+    assert functions.choose(replace(router, used=1), scores)[1].tolist() == [[0], [1], [2]]
+    torch.testing.assert_close(shares.sum(-1), torch.ones(3, device=device))
+    x, weights = torch.randn(3, 32, device=device), torch.randn(6, 32, 32, device=device)
+    weights[4:] = torch.nan
+    assert functions.chosen_product(weights, x, chosen).isfinite().all()
+    shares, chosen = functions.choose(router, torch.full_like(scores, torch.nan))
+    assert shares.isnan().all()
+    assert ((chosen >= 0) & (chosen < 6)).all()
 
 
 @pytest.mark.gpu

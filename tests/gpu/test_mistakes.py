@@ -117,7 +117,7 @@ def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "ops_for", lambda model: with_attend(stretched))
     with pytest.raises(AssertionError, match="of 9 equal to ours alone"):
-        test_texts.test_drafts_change_no_bit(CPU)
+        test_texts.test_drafts_change_no_bit(CPU, "qwen3")
 
 
 def test_a_drafter_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

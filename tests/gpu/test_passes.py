@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdemo.bench.models import WITH_HEADS, capture_for, captured, random_head
 from specdemo.decoding.drafter import alone, answered
@@ -15,32 +16,92 @@ from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
 from specdemo.engines.eager import EagerRunner
-from specdemo.engines.gpu.graph import GraphRunner
+from specdemo.engines.gpu.graph import LONGEST, GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
-from specdemo.engines.runner import Runner
+from specdemo.engines.rows import MOST_ROWS
+from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.types import MAX_K
 
-from .helpers import EXACT, graphs_of, relative_error, tiny
+from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny
 
 LENGTHS = (1, 3, 6, MAX_K + 1)  # of passes
 CONTEXT = 150  # tokens
 TREES = [-1, 0, 0, 0, 1, 1, 2, 5, 5], [-1, *[0] * 19]  # the parents of the rows of a pass
 FAMILIES = "llama", "qwen2", "qwen3", "gpt2", "mistral", "phi3", "glm", "gemma"
 OTHERS = "gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4", "ministral3"
+WITH_EXPERTS = "mixtral", "qwen3_moe", "olmoe", "flex_olmo"
 NO_WORSE = 1.25  # the largest ratio of our error to that of transformers' forward
 HEAD_READS = ((60, 0), (1, 60), (5, 61), (17, 550), (1, 567))  # states to read, and entries in the cache before them
 HEAD_CONTEXT = 700  # tokens, more than a head's window
 
 
 @pytest.mark.parametrize(
-    ("family", "functions"), [*((family, None) for family in (*FAMILIES, *OTHERS)), ("qwen3", ops)], ids=str
+    ("family", "functions"),
+    [*((family, None) for family in (*FAMILIES, *OTHERS, *WITH_EXPERTS)), ("qwen3", ops), ("mixtral", ops)],
+    ids=str,
 )
+@pytest.mark.usefixtures("nothing_packed")
 def test_logits_are_those_of_transformers(device: torch.device, family: str, functions: ModuleType | None) -> None:
     """Passes of several lengths in float32, made of these functions or of the fastest."""
     model = tiny(family, device)
     ours = GraphRunner(captured(FusedModel.of(model), functions), 2 * CONTEXT)
     error = max(relative_error(*rows) for rows in passes([ours, EagerRunner(model, 2 * CONTEXT)]))
     assert error < EXACT, f"relative error {error:.0e}"
+
+
+def test_a_run_has_the_angles_of_its_longest_text(device: torch.device) -> None:
+    """LongRoPE's, on both sides of the switch, of runs beside each other in slots of the same captured model."""
+    model = tiny("longrope", device)
+    check_angles(model, graphs_of(model))
+
+
+def check_angles(model: PreTrainedModel, graphs: Graphs) -> None:
+    ids, logits = torch.randint(VOCAB, (SWITCH,)).tolist(), list[Tensor]()
+    capacities = SWITCH, SWITCH + 1
+    ours, theirs = [GraphRunner(graphs, each) for each in capacities], [EagerRunner(model, each) for each in capacities]
+    for runner, truth in zip(ours, theirs, strict=True):
+        for one in (runner, truth):
+            one.prefill(ids[:-7])
+    for begin, end in ((-7, -6), (-6, -1)):
+        for runner, truth in zip(ours, theirs, strict=True):
+            logits.append(runner.forward(ids[begin:end]))
+            assert relative_error(logits[-1], truth.forward(ids[begin:end])) < EXACT
+    assert relative_error(logits[0], logits[1]) > 100 * EXACT, "the angles make no difference"
+    with pytest.raises(CannotBranch):
+        ours[0].forward([1], [-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_a_row_with_experts_is_the_same_bits_in_every_pass(cuda: torch.device, family: str, dtype: torch.dtype) -> None:
+    graphs = graphs_of(tiny(family, cuda).to(dtype))
+    if graphs.ops is ops:
+        pytest.skip("passes are made of torch's own operations here")
+    trees = [*TREES, [(row - 1) // 2 if row else -1 for row in range(MOST_ROWS)]]
+    assert passes_unlike_alone(GraphRunner(graphs, CONTEXT), range(2, LONGEST + 1), trees) == []
+
+
+def passes_unlike_alone(runner: Runner, counts: Iterable[int], trees: Iterable[list[int]]) -> list[object]:
+    """The passes of which a row is not bit for bit what it is alone: by the rows of a chain, or by a tree's parents."""
+    runner.prefill(torch.randint(runner.vocab_size, (20,)).tolist())
+    differing = list[object]()
+    chains = [list(range(-1, count - 1)) for count in counts]
+    for parents in [*chains, *trees]:
+        chain = parents in chains
+        ids = torch.randint(runner.vocab_size, (len(parents),)).tolist()
+        together = runner.forward(ids, None if chain else parents)
+        runner.keep([])
+        for leaf in [row for row in range(len(ids)) if row not in parents]:
+            path = [leaf]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            alone = torch.cat([runner.forward([ids[row]]) for row in path])
+            runner.rollback(runner.length - len(path))
+            if not torch.equal(together[path], alone):
+                differing.append(len(parents) if chain else parents)
+    runner.release()
+    return differing
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(device: torch.device) -> None:

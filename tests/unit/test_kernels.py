@@ -86,6 +86,15 @@ for dtype in (torch.float32, torch.float16):
 for family in ("qwen3", "gpt2"):
     test_passes.test_logits_are_those_of_transformers(cpu, family, None)
 """
+EXPERTS = """
+from specdemo.engines.layout import FusedModel
+from specdemo.bench.models import captured
+test_kernels.check_choices(kernels, cpu)
+for family in test_passes.WITH_EXPERTS:
+    test_passes.test_logits_are_those_of_transformers(cpu, family, None)
+model = test_passes.tiny("longrope", cpu)
+test_passes.check_angles(model, captured(FusedModel.of(model), kernels))
+"""
 OTHERS = """
 test_kernels.test_operations_agree_with_float64(cpu, torch.float32, (2, 1, 256))
 for family in ("mistral", *test_passes.OTHERS):
@@ -149,6 +158,30 @@ for family in ("qwen3", "gemma2"):
     assert GraphRunner(graphs, 96).exact_tree_rows == 64
     check(lambda: GraphRunner(graphs, 96), TEXT, [-1, 0, 0, 2, 2], torch.equal)
 """
+WITH_EXPERTS = """
+import torch
+from specdemo.bench.models import captured
+from specdemo.engines.gpu import graph, kernels
+from specdemo.engines.gpu.graph import GraphRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.linear import Linear
+from specdemo.engines.runner import Pass, read_together
+from tests.gpu.helpers import tiny
+from tests.gpu.test_passes import passes_unlike_alone
+
+torch.manual_seed(0)
+graph.ROOM = 128
+Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)
+graphs = captured(FusedModel.of(tiny("qwen3_moe", torch.device("cpu"), 64)).first_layers(1), kernels)
+runner, other = GraphRunner(graphs, 96), GraphRunner(graphs, 96)
+assert (runner.exact_rows, runner.exact_tree_rows) == (17, 64)
+assert passes_unlike_alone(runner, [17], [[-1, 0, 0]]) == []
+for one in (runner, other):
+    one.prefill([3, 1, 4])
+together = read_together([Pass(other, [5]), Pass(runner, [9, 2])])[1]
+runner.rollback(3)
+assert torch.equal(runner.forward([9, 2]), together)
+"""
 SEVERAL = """
 import torch
 from specdemo.bench.models import captured
@@ -180,8 +213,9 @@ for family in ("qwen3", "gemma3_text"):
 
 
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
+EXACT["experts and rows"] = WITH_EXPERTS
 SCRIPTS = {"draw": DRAWN, "depth of a tree": GROWN, "pass": WITH_NUMPY + PASSED + LIKE_LLAMA}
-SCRIPTS |= {"families": WITH_NUMPY + PASSED + OTHERS}
+SCRIPTS |= {"families": WITH_NUMPY + PASSED + OTHERS, "experts": WITH_NUMPY + PASSED + EXPERTS}
 SCRIPTS |= {name: WITH_NUMPY + BY_ROWS + script for name, script in EXACT.items()}
 
 
@@ -194,12 +228,14 @@ def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains
 
 
 PRODUCT = {"INNER": 576, "NORMED": True, "BIASED": True, "ADDED": True, "GATED": False, "ROWS": 16, "COLUMNS": 32}
-PRODUCT |= {"PARTS": 4}
+PRODUCT |= {"PARTS": 4, "CHOSEN": False, "SHARE": 1}
+OF_EXPERTS = {"INNER": 2048, "BIASED": False, "ADDED": False, "CHOSEN": True}  # as of Qwen3-30B-A3B
 ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16, "WINDOW": 0, "CAP": 0.0}
 OF_GEMMA = {"WIDTH": 256, "WINDOW": 512, "CAP": 50.0}
 COMBINE = {"WIDTH": 64, "CHUNK": 128, "CHUNKS": 8, "WINDOW": 0}
 WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "TOGETHER": False, "ROTATED": True, "GROWING": False}
-PLUS = {"WIDTH": 2304, "BLOCK": 4096, "NORMED": True, "SCALED": True}
+PLUS = {"WIDTH": 2304, "BLOCK": 4096, "NORMED": True, "SCALED": True, "USED": 0}
+CHOOSE = {"EXPERTS": 128, "BLOCK": 128, "USED": 8, "RANKS": 8, "NORMED": True}
 
 
 @pytest.mark.sampled(7)
@@ -212,6 +248,10 @@ PLUS = {"WIDTH": 2304, "BLOCK": 4096, "NORMED": True, "SCALED": True}
         ("_product", "eps", ["count", "outer"], PRODUCT | {"COLUMNS": 8}),
         ("_product", "eps", ["count", "outer"], PRODUCT | {"GATED": True, "ADDED": False}),
         ("_product", "eps", ["count", "outer"], PRODUCT | {"ROWS": 32}),
+        ("_product", "eps", ["count", "outer"], PRODUCT | OF_EXPERTS | {"GATED": True, "SHARE": 8}),
+        ("_product", "eps", ["count", "outer"], PRODUCT | OF_EXPERTS | {"INNER": 768, "NORMED": False}),
+        ("_choose", "", [], CHOOSE),
+        ("_plus", "eps scale", [], PLUS | {"USED": 8}),
         ("_write_kv", "eps", ["capacity"], WRITE),
         ("_write_kv", "eps", ["capacity"], WRITE | {"TOGETHER": True, "GROWING": True}),
         ("_attend", "scale", ["capacity"], ATTEND),
@@ -224,7 +264,7 @@ PLUS = {"WIDTH": 2304, "BLOCK": 4096, "NORMED": True, "SCALED": True}
 def test_the_kernels_compile_for_a_gpu(
     name: str, floats: str, integers: list[str], constants: dict[str, Any], number: str, capability: int
 ) -> None:
-    from specdemo.engines.gpu import kernels, products
+    from specdemo.engines.gpu import kernels, products, routing
 
     size, options = NUMBERS[number], {"_product": {"num_stages": products.MANY_STAGES}, "_write_kv": {"num_warps": 1}}
     options["_plus"] = {"num_warps": products.MOST_WARPS}
@@ -238,7 +278,7 @@ def test_the_kernels_compile_for_a_gpu(
         constants = constants | {"ROWS": 16}
     constants = {**constants, **sized.get(name, {}), "EARLY": capability >= 90, "SOON": number == "bf16"}
     compiled = built(
-        getattr(products if name in ("_product", "_plus") else kernels, name),
+        next(getattr(module, name) for module in (kernels, products, routing) if hasattr(module, name)),
         types,
         number,
         constants,
@@ -252,7 +292,8 @@ def test_the_kernels_compile_for_a_gpu(
 @pytest.mark.skipif(not TRITON.startswith("3.6."), reason="other versions may have other ways to lay tiles out")
 @pytest.mark.parametrize("columns", [8, 32])
 @pytest.mark.parametrize("normed", [True, False])
-def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> None:
+@pytest.mark.parametrize("chosen", [True, False])
+def test_products_read_as_fast_as_memory_allows(chosen: bool, normed: bool, columns: int) -> None:
     """What Triton makes of them, which small changes of the source undo: 16 bytes are copied at a time, and laid out
     so that no reads of shared memory wait for each other; a processor holds three programs."""
     from specdemo.engines.gpu import products
@@ -265,6 +306,8 @@ def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> N
         "COLUMNS": columns,
         "STEP": 256,
         "EARLY": True,
+        "CHOSEN": chosen,
+        "ADDED": not chosen,
     }
     types = {"count": "i32", "outer": "i32", "eps": "fp32"}
     stages = {products.FEW: products.FEW_STAGES, products.MANY: products.MANY_STAGES}[columns]
@@ -287,6 +330,7 @@ def built(
 
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     pointers = dict.fromkeys(("paths", "depths"), "*u8") | dict.fromkeys(("starts", "caches"), "*i64")
+    pointers["chosen"] = "*i32"
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     types = pointers | dict.fromkeys(constants, "constexpr") | types
     signature = {argument: types.get(argument, f"*{number}") for argument in kernel.arg_names}

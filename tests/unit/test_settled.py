@@ -11,17 +11,20 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.drafters.none import NoDrafter
+from specdemo.engines import ops
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.families import knows
 from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu import graph
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import CannotBranch, check_branches
 from specdemo.engines.settled import settled
 from specdemo.types import Settings
 
-from .toys import MODEL_VOCAB, decode, generated, ids_of, oracle, plain_text
+from .toys import MODEL_VOCAB, decode, generated, ids_of, oracle, plain_text, recorded
 
 needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")
 SWITCH = 64
@@ -141,20 +144,25 @@ def test_runs_of_different_lengths_go_on_beside_each_other(kind: str) -> None:
     assert apart[0] != apart[1][:30]
 
 
-@pytest.mark.parametrize("fast", [pytest.param(True, marks=needs_native), False], ids=["native", "fused"])
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "fused", "graph"])
 @torch.inference_mode()
-def test_the_fused_engines_rotate_by_the_angles_that_a_run_settled_on(fast: bool) -> None:
+def test_the_fused_engines_rotate_by_the_angles_that_a_run_settled_on(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On both sides of the switch, drafted or not; a tree, whose cache is longer, is refused."""
     model = model_of("longrope")
     shared = FusedModel.of(model)
-    native = native_model(shared) if fast else None
-    assert native is not None or not fast
+    native = native_model(shared) if engine == "native" else None
+    assert native is not None or engine != "native"
+    monkeypatch.setattr(graph, "ROOM", 128)  # a slot that would hold both runs
+    graphs = Graphs(shared, ops, recorded, 1) if engine == "graph" else None
 
     def runner(capacity: int) -> FusedRunner:
+        if graphs:
+            return GraphRunner(graphs, capacity)
         return NativeRunner(native, capacity) if native else FusedRunner(shared, capacity)
 
     assert knows(model.config)
-    assert not knows(model.config, on_gpu=True)
     texts = []
     for capacity in (SWITCH, SWITCH + 1):
         reference, ours = EagerRunner(model, capacity), runner(capacity)

@@ -25,10 +25,10 @@ from ...types import MAX_K
 from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
-from ..linear import Linear, Norm, swiglu
 from ..rows import MOST_ROWS, branches_of
-from ..runner import Pass, Runner, in_groups
+from ..runner import Pass, Runner, check_branches, in_groups
 from .capture import Capture, CapturedFunctions, Work
+from .layer import added, mlp
 
 log = logging.getLogger(__name__)
 LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass of one text is not captured
@@ -79,7 +79,7 @@ class SlotPool(Generic[S]):
 
     def reserve(self, run: object, context: int) -> None:
         """Make sure that a run of up to `context` tokens will find a slot. Call this before a race is timed."""
-        capacity = capacity_for(context)
+        capacity = self.capacity_for(context)
         others = sum(reserved == capacity for other, reserved in self._reserved.items() if other is not run)
         if others >= sum(slot.capacity == capacity for slot in self._free):
             # Drop large slots of other sizes. The first ones stay: without a graph CUDA would free the memory pool.
@@ -87,6 +87,14 @@ class SlotPool(Generic[S]):
             tell("capturing the passes for texts of this length")
             self._free.append(self.new_slot(capacity))
         self._reserved[run] = capacity
+
+    def capacity_for(self, context: int) -> int:
+        """The capacity of the slot for a run of up to `context` tokens: these, rounded up to a multiple of `ROOM`.
+
+        From 8 * `ROOM` on the multiple is of a larger power of two, an eighth to a quarter of the context, so that few
+        different capacities are captured.
+        """
+        return round_up(context, max(ROOM, 1 << max(context.bit_length() - 3, 0)))
 
     def acquire(self, run: object, context: int) -> S:
         """A slot for a run, which is reserved first if necessary."""
@@ -119,7 +127,8 @@ class CapturedPasses:
         self.chain = to_device(branches_of(range(-1, MOST_ROWS - 1)), device)
         self.branches = self.chain.clone()
         self.paths, self.depths = self.chain[MOST_ROWS - 1].repeat(most, 1), self.chain.new_zeros(most)  # of several
-        self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
+        trees = () if model.depends_on_length else TREES  # `cannot_branch`
+        self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in trees}
         self._passes = {count: capture(partial(self.run, count, self.chain)) for count in LENGTHS}
         self._together: dict[int, Work] = {}
         self.functions = CapturedFunctions(capture, self.where, self.ids)  # drafts, see `following` and `branching`
@@ -220,19 +229,9 @@ class CapturedPasses:
             q = ops.write_kv(qkv, layer.head_norms, rotation, keys, values, rows)
             look = {"scale": scales.attention, "window": layer.window, "cap": scales.score_cap}
             attended = ops.attend(q, keys, values, rows, **look)
-            x = self._plus(x, layer.out, attended, layer.out_norm)
-            gated = layer.activate is swiglu
-            inner = ops.product(layer.up[0], x, norm=layer.mlp_norm, gated=gated)
-            x = self._plus(x, layer.down[0], inner if gated else layer.activate(inner), layer.down_norm)
-            outputs.append(x)
+            x = added(ops, x, layer.out, attended, layer.out_norm, scales.residual)
+            outputs.append(x := mlp(ops, x, layer, scales.residual))
         return model.finished(ops.product(model.head, x, norm=model.norm)), outputs
-
-    def _plus(self, x: Tensor, step: Linear, inner: Tensor, norm: Norm | None) -> Tensor:
-        """x plus what a layer adds: step(inner), normed and scaled as the model has it."""
-        scale = self.model.scales.residual
-        if norm is None and scale == 1:
-            return cast(Tensor, self.ops.product(step, inner, plus=x))
-        return cast(Tensor, self.ops.plus(x, self.ops.product(step, inner), norm, scale))
 
 
 def distance(keys: Tensor, others: Tensor) -> int:
@@ -279,6 +278,11 @@ class Graphs(SlotPool[GraphSlot]):
         self._parts: dict[int, Graphs] = {}
         super().__init__(slots, partial(new_slot, WeakValueDictionary(), model, ops, capture))
 
+    def capacity_for(self, context: int) -> int:
+        """At most as many as its angles are for: a slot has those of its capacity, see `Rope.of_run`."""
+        ends = (rope.longest for rope in self.model.ropes if rope.beyond is not None and context <= rope.longest)
+        return min([super().capacity_for(context), *ends])
+
     def first_layers(self, count: int) -> Graphs:
         """Captured passes of the first layers, for one run, captured at the first call."""
         if count not in self._parts:
@@ -322,15 +326,6 @@ class GraphPasses(SharedPasses):
         return logits
 
 
-def capacity_for(context: int) -> int:
-    """The capacity of the slot for a run of up to `context` tokens: the context, rounded up to a multiple of `ROOM`.
-
-    From 8 * `ROOM` on the multiple is of a larger power of two, an eighth to a quarter of the context, so that few
-    different capacities are captured.
-    """
-    return round_up(context, max(ROOM, 1 << max(context.bit_length() - 3, 0)))
-
-
 class GraphRunner(FusedRunner):
     """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
 
@@ -360,6 +355,8 @@ class GraphRunner(FusedRunner):
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if self._slot is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
             return super().forward(ids, parents)
+        if parents is not None:
+            check_branches(self)
         count = len(ids)
         self.place(count)
         logits, outputs = self._slot.passes.read(self._slot, ids, parents)

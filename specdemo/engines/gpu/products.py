@@ -45,24 +45,50 @@ def product(
 ) -> Tensor:
     """See `ops.product`. Every program computes some columns, with all of their sums."""
     assert step.weight is not None, "nothing is packed on a GPU"
+    return _multiplied(step.weight, x, norm, gated, bias=step.bias, plus=plus)
+
+
+def chosen_product(weights: Tensor, x: Tensor, chosen: Tensor, norm: Norm | None = None, gated: bool = False) -> Tensor:
+    """See `ops.chosen_product`. Every program computes some columns of one row, by one of the row's experts.
+
+    So a pass has the same programs whatever is chosen, and a row the same sums whatever other rows choose. Rows that
+    share an expert each read it, but at the same time, so mostly from the L2 cache.
+    """
+    return _multiplied(weights[0], x, norm, gated, chosen=chosen)
+
+
+def _multiplied(
+    weight: Tensor,
+    x: Tensor,
+    norm: Norm | None,
+    gated: bool,
+    bias: Tensor | None = None,
+    plus: Tensor | None = None,
+    chosen: Tensor | None = None,
+) -> Tensor:
+    """The result of `_product`. With `chosen` this is the weight of the first expert, which the others follow."""
     if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may overflow without the scale
         x, norm = norm(x), None
-    (count, _), (outer, inner) = x.shape, step.weight.shape
-    columns, stages = (FEW, FEW_STAGES) if outer <= NARROW else (MANY, MANY_STAGES)
-    large = step.weight.numel() > LARGE and x.dtype != float32
+    (outer, inner), lines = weight.shape, x.shape[:-1] if chosen is None else chosen.shape
+    count, used = lines.numel(), 1 if chosen is None else lines[1]
+    columns, stages = (FEW, FEW_STAGES) if outer * used <= NARROW else (MANY, MANY_STAGES)
+    large = chosen is None and weight.numel() > LARGE and x.dtype != float32
     rows = 2 * ROWS if large and count > ROWS else ROWS
     size = min(STEP_BYTES // x.element_size(), max(16, triton.next_power_of_2(inner)))
     if gated:
         outer //= 2
-    out = x.new_empty(count, outer)
-    _product[(triton.cdiv(count, rows), triton.cdiv(outer, columns // 2 if gated else columns))](
-        *(x, step.weight, x if step.bias is None else step.bias, norm.weight if norm else x),
-        *(x if plus is None else plus, out, count, outer, norm.eps if norm else 0.0),
+    out = x.new_empty(*lines, outer)
+    programs = triton.cdiv(count, rows) if chosen is None else count, triton.cdiv(outer, columns // (1 + gated))
+    _product[programs](
+        *(x, weight, x if bias is None else bias, norm.weight if norm else x, x if plus is None else plus),
+        *(x if chosen is None else chosen, out, count, outer, norm.eps if norm else 0.0),
         INNER=inner,
         NORMED=norm is not None,
-        BIASED=step.bias is not None,
+        BIASED=bias is not None,
         ADDED=plus is not None,
         GATED=gated,
+        CHOSEN=chosen is not None,
+        SHARE=count * inner // x.numel(),
         ROWS=rows,
         COLUMNS=columns,
         STEP=size,
@@ -80,6 +106,7 @@ def _product(  # type: ignore[no-untyped-def]
     bias,
     norm,
     plus,
+    chosen,
     out,
     count,
     outer,
@@ -89,6 +116,8 @@ def _product(  # type: ignore[no-untyped-def]
     BIASED: tl.constexpr,
     ADDED: tl.constexpr,
     GATED: tl.constexpr,
+    CHOSEN: tl.constexpr,  # by rows of the result, each of one expert, of which so many
+    SHARE: tl.constexpr,  # share a row of x
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -96,21 +125,30 @@ def _product(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr,
 ):
     # Rows run fastest: programs that read the same weights follow each other, so they find them in the cache.
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if CHOSEN:
+        row, there = tl.program_id(0) + tl.arange(0, ROWS), tl.arange(0, ROWS) == 0
+    else:
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        there = row < count
+    source = row // SHARE
     OWN: tl.constexpr = COLUMNS // 2 if GATED else COLUMNS  # columns of the result
     place = tl.arange(0, COLUMNS)
     column = tl.program_id(1) * OWN + place % OWN
     own, line = column < outer, column + place // OWN * outer  # the lines of the gates come first, then the others
     if EARLY:
-        _request(weight, line, own, INNER, STEP)
+        if not CHOSEN:
+            _request(weight, line, own, INNER, STEP)
         cuda.gdc_wait()
+    if CHOSEN:
+        lines = outer * 2 if GATED else outer  # of an expert
+        weight += tl.load(chosen + tl.program_id(0)).to(tl.int64) * lines * INNER
     step = tl.arange(0, PARTS)[:, None] * (STEP // PARTS) + tl.arange(0, STEP // PARTS)[None, :]
     sums = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([PARTS, ROWS, ROWS], tl.float32)
     for begin in range(0, INNER, STEP):
         index = begin + step
         valid = index < INNER
-        at, inside = row[None, :, None] * INNER + index[:, None, :], (row < count)[None, :, None] & valid[:, None, :]
+        at, inside = source[None, :, None] * INNER + index[:, None, :], there[None, :, None] & valid[:, None, :]
         some = tl.load(x + at, mask=inside, other=0)
         part = tl.load(
             weight + line[None, None, :].to(tl.int64) * INNER + index[:, :, None],
@@ -139,7 +177,7 @@ def _product(  # type: ignore[no-untyped-def]
         gate, up = tl.split(tl.permute(tl.reshape(sums, [ROWS, 2, OWN]), (0, 2, 1)))
         sums = gate * tl.sigmoid(gate) * up
         column = tl.program_id(1) * OWN + tl.arange(0, OWN)
-    at, inside = row[:, None] * outer + column[None, :], (row < count)[:, None] & (column < outer)[None, :]
+    at, inside = row[:, None] * outer + column[None, :], there[:, None] & (column < outer)[None, :]
     if ADDED:
         sums = sums.to(x.dtype.element_ty).to(tl.float32) + tl.load(plus + at, mask=inside, other=0).to(tl.float32)
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
@@ -154,13 +192,14 @@ def _request(weight, line, own, INNER: tl.constexpr, STEP: tl.constexpr):  # typ
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [address], tl.int32, is_pure=False, pack=1)
 
 
-def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float) -> Tensor:
+def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float, shares: Tensor | None = None) -> Tensor:
     """See `ops.plus`. A program adds a row: torch may sum a row differently in passes of different sizes."""
     assert norm is None or norm.bias is None, "no family has such norms here"
     (count, width), out = x.shape, torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _plus[(count,)](
-        *(x, added, norm.weight if norm else x, out, norm.eps if norm else 0.0, scale),
+        *(x, added, x if shares is None else shares, norm.weight if norm else x, out, norm.eps if norm else 0.0, scale),
+        USED=0 if shares is None else shares.shape[1],
         WIDTH=width,
         BLOCK=block,
         NORMED=norm is not None,
@@ -176,10 +215,12 @@ def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float) -> Tensor:
 def _plus(  # type: ignore[no-untyped-def]
     x,
     added,
+    shares,
     weight,
     out,
     eps,
     scale,
+    USED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
@@ -195,7 +236,15 @@ def _plus(  # type: ignore[no-untyped-def]
         _wait(SOON)
     if EARLY and not SOON:
         cuda.gdc_launch_dependents()
-    more = tl.load(added + at, mask=inside, other=0).to(tl.float32)
+    if USED:
+        more = tl.zeros([BLOCK], tl.float32)
+        for rank in tl.static_range(USED):  # unrolled, so that no load waits for another
+            place = tl.program_id(0) * USED + rank
+            output = tl.load(added + place * WIDTH + column, mask=inside, other=0).to(tl.float32)
+            more += output * tl.load(shares + place).to(tl.float32)
+        more = more.to(x.dtype.element_ty).to(tl.float32)
+    else:
+        more = tl.load(added + at, mask=inside, other=0).to(tl.float32)
     if NORMED:
         more *= tl.rsqrt(tl.sum(more * more, 0) / WIDTH + eps) * weights
         more = more.to(x.dtype.element_ty).to(tl.float32)
