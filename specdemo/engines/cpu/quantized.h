@@ -158,9 +158,9 @@ static void sum_quantized(int rows, const Part *p, long block, const Inputs *in,
     switch (p->kind * 16 + rows) {
 #define CASE(n, kind) case kind * 16 + n: sum_codes(n, kind, p, block, in, row, inner, sums); break;
 #define KINDS(n) CASE(n, 2) CASE(n, 3) CASE(n, 4) CASE(n, 6) CASE(n, 7) CASE(n, 8)
-        KINDS(1) KINDS(2) KINDS(3) KINDS(4) KINDS(5)
-#if ROWS > 5
-        KINDS(6) KINDS(7) KINDS(8) KINDS(9)
+        KINDS(1) KINDS(2) KINDS(3) KINDS(4) KINDS(5) KINDS(6)
+#if ROWS > 6
+        KINDS(7) KINDS(8) KINDS(9)
 #endif
     }
 #undef CASE
