@@ -21,6 +21,7 @@ from ..system.hardware import UNQUANTIZED
 GROUP = 32  # numbers that share a scale and a low
 NARROW = 16  # numbers that share a scale where it is a level and there are no lows
 SUPER = 256  # numbers that share a unit
+AT_ONCE = 1 << 24  # bytes of a GGUF file's weight that are unpacked at a time: it takes several times as many
 
 Numbers = NDArray[Any]
 
@@ -202,10 +203,17 @@ READERS: Mapping[str, tuple[int, int, Callable[[Numbers], dict[str, Numbers]]]] 
 def of_blocks(raw: NDArray[np.uint8], kind: str) -> Quantized:
     """A weight as a GGUF file stores it, [outer, bytes of a row], in a type of `READERS`."""
     _, size, read = READERS[kind]
-    found = read(raw.reshape(len(raw), -1, size))
-    codes = torch.from_numpy(_packed(found.pop("codes").reshape(len(raw), -1)))
-    parts = {name: torch.from_numpy(np.ascontiguousarray(part).reshape(len(raw), -1)) for name, part in found.items()}
-    return Quantized(codes=codes, **parts)
+    rows, whole = max(1, AT_ONCE // raw.shape[1]), dict[str, Tensor]()
+    for start in range(0, len(raw), rows):
+        some = raw[start : start + rows]
+        found = read(some.reshape(len(some), -1, size))
+        found["codes"] = _packed(found["codes"].reshape(len(some), -1))
+        for name, part in found.items():
+            of_rows = torch.from_numpy(np.ascontiguousarray(part).reshape(len(some), -1))
+            if name not in whole:
+                whole[name] = of_rows.new_empty(len(raw), of_rows.shape[1])
+            whole[name][start : start + rows] = of_rows
+    return Quantized(**whole)
 
 
 def bits_kept(kind: str) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
@@ -32,6 +32,7 @@ from .on_hub import download_bar, file_of
 from .source import Source, weights_file
 from .store import LoadError, Progress, ignore
 from .text_part import described
+from .tokenizer_files import converted_tokenizer, same_tokenizer
 from .weights import StoredWeights, weights_files
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or the whole text again
-TOKENIZER_FILES = "tokenizer.json", "tokenizer_config.json"  # of a converted model, but for the chat template
 NAMED = 3  # weights that a sentence names, at most
 REPORTS = logging.getLogger("transformers.modeling_utils")  # of what is missing; a sentence replaces them
 
@@ -100,25 +100,16 @@ def find_checkpoint(
         if config is None or not knows(config):  # transformers has to read it
             config = described(name_or_path, options)["config"]
         check_rolls_back(config, source)
-        if beside is not None and place.of_ours and _same_tokenizer(beside.name_or_path, name_or_path):
+        if beside is not None and place.of_ours and same_tokenizer(beside.name_or_path, name_or_path):
             tokenizer: Any = beside.tokenizer
         elif place.of_ours:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(name_or_path)
+            tokenizer = converted_tokenizer(name_or_path)
         else:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         eos = _stated_eos(partial(file_of, name_or_path, revision), config)
         return Checkpoint(source, name_or_path, revision, place.variant, place.identity, config, tokenizer, eos)
-
-
-def _same_tokenizer(first: str, second: str) -> bool:
-    """Whether two folders have the same tokenizer, apart from the chat template."""
-    return all(_bytes(Path(first) / name) == _bytes(Path(second) / name) for name in TOKENIZER_FILES)
-
-
-def _bytes(file: Path) -> bytes | None:
-    return file.read_bytes() if file.is_file() else None
 
 
 def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
-from .gguf import EXPERTS, READ, check_header, completed, read_header
+from .gguf import ARRAY, EXPERTS, READ, SCALARS, STRING, check_header, completed, read_header
 from .source import GGUF, Place, Source, weights_file
 from .store import CHECKED, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 LAYOUT = 2  # version of a cache entry; a new number has all entries made again
 IDENTITY = "identity.json"
+HEAD_OF_ARRAY, SIZE = struct.Struct("<IQ"), struct.Struct("<Q")  # in a GGUF file: kind and count; bytes of a string
+# What transformers would parse with the configuration, and reads again for the tokenizer. It counts the tokens, though.
+UNREAD = {f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges")}
 CONVERTING = "converting the weights (only this once)"
 Copies = Mapping[str, str | None]  # from number types to the `variant` of `from_pretrained`
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second
@@ -166,7 +170,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     """
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     from ..engines.families import knows
     from .checkpoint import empty_model
@@ -175,7 +179,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     with gguf.open("rb") as file:
         header = read_header(file)
     check_header(name, header)
-    with _read_once():
+    with _read_quickly():
         config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
         as_stored = copies == STORED
         dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
@@ -187,6 +191,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
             model = empty_model(config)
             weights = _read(gguf, header.architecture, model, dtype, progress, as_stored)
             save_file(weights, folder / weights_file(None), {"format": "pt"})
+            weights.clear()
             model.config.save_pretrained(folder)
             if model.generation_config is not None:
                 model.generation_config.save_pretrained(folder)
@@ -194,33 +199,54 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
         else:
             model = _opened(gguf, header.architecture, config, dtype, progress)
             copies = ONE_COPY if as_stored else copies
-        tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-        _mend(tokenizer, model.config)
-        tokenizer.save_pretrained(folder)
         for copy, variant in copies.items():
             model.to(getattr(torch, copy)).save_pretrained(folder, variant=variant)
+    config = model.config
+    del model
+    _write_tokenizer(gguf, config, folder)
+
+
+def _write_tokenizer(gguf: Path, config: Any, folder: Path) -> None:
+    """AutoTokenizer does the same, but reads the configuration again to choose a class, which does not matter here."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    _mend(tokenizer, config)
+    tokenizer.save_pretrained(folder)
 
 
 @contextmanager
-def _read_once() -> Iterator[None]:
-    """Have a GGUF file read once by all who read it, and several times as fast.
+def _read_quickly() -> Iterator[None]:
+    """Have a GGUF file read once by all who read it by the package gguf, and many times as fast.
 
-    transformers reads it for the configuration and again for the tokenizer. With 262,144 tokens each takes 16 seconds,
-    because a slice of a `numpy.memmap` takes longer than one of an array, and each number is given a byte order. And it
-    makes a map of the names of all tensors for each module of the model.
+    gguf makes several numpy arrays for each item of an array, which takes 10 seconds for 262,144 tokens. And
+    transformers makes a map of the names of all tensors for each module of the model.
     """
     import gguf
-    import numpy as np
 
     class Reader(gguf.GGUFReader):
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            kind, count = HEAD_OF_ARRAY.unpack_from(self.data, orig_offs) if raw_type == ARRAY else (ARRAY, 0)
+            if kind == ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            place, parts = orig_offs + HEAD_OF_ARRAY.size, list[Any]()
+            if kind == STRING:
+                content = memoryview(self.data)
+                for _ in range(count):
+                    (size,) = SIZE.unpack_from(content, place)
+                    place += SIZE.size + size
+                    parts.append(content[place - size : place])
+            else:
+                numbers = struct.Struct(f"<{count}{SCALARS[kind]}")
+                parts += zip(numbers.unpack_from(self.data, place))
+                place += numbers.size
+            types = [gguf.GGUFValueType(one) for one in (raw_type, kind)]
+            return place - orig_offs, parts, [*range(count)], types
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            if self.byte_order != "I" or override_order is not None:
-                return super()._get(offset, dtype, count, override_order)
-            kind = np.dtype(dtype)
-            return self.data[offset : offset + int(count) * kind.itemsize].view(kind)
+        def _push_field(self, field: gguf.ReaderField, skip_sum: bool = False) -> int:
+            if field.name in UNREAD:
+                field.data.clear()
+            return super()._push_field(field, skip_sum)
 
     plain = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader, gguf.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
@@ -292,7 +318,8 @@ def _read(
             rows = processed(np.arange(*size, dtype=np.float32)[:, None], tensor)  # in which order they are wanted
             order = rows.weights[:, 0].astype(int)
             if (name := names.get(rows.name)) in wanted and np.array_equal(np.sort(order), range(*size)):
-                weight = of_blocks(tensor.data[order], kind)
+                in_order = np.array_equal(order, range(*size))
+                weight = of_blocks(tensor.data if in_order else tensor.data[order], kind)
                 keep(name, weight, weight.shape)
                 continue
         one = processed(dequantize(tensor.data, tensor.tensor_type), tensor)

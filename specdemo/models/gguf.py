@@ -68,14 +68,17 @@ def read_header(file: BinaryIO) -> Header:
     """
     try:
         return _read(file)
-    except (struct.error, KeyError, UnicodeDecodeError) as error:
+    except (struct.error, KeyError, UnicodeDecodeError, MemoryError, OverflowError) as error:  # sizes may be wrong
         raise ValueError("The header of the GGUF file is not whole.") from error
 
 
 def _read(file: BinaryIO) -> Header:
-    def take(form: str) -> Any:
+    def take_all(form: str) -> tuple[Any, ...]:
         size = struct.calcsize("<" + form)
-        return struct.unpack("<" + form, file.read(size))[0]
+        return struct.unpack("<" + form, file.read(size))
+
+    def take(form: str) -> Any:
+        return take_all(form)[0]
 
     def text() -> str:
         size = take("Q")
@@ -90,6 +93,8 @@ def _read(file: BinaryIO) -> Header:
         if kind != ARRAY:
             return take(SCALARS[kind])
         inner, count = take("I"), take("Q")
+        if inner in SCALARS:
+            return [*take_all(f"{count}{SCALARS[inner]}")]
         return [value(inner) for _ in range(count)]
 
     if file.read(4) != b"GGUF":

@@ -385,6 +385,8 @@ def check_prompts(target: Checkpoint, preset: Preset) -> None:
 
 def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
     """Between the tokenizers of a target and its draft model; None if they are alike."""
+    if draft.tokenizer is target.tokenizer and embedding_rows(draft.config) >= embedding_rows(target.config):
+        return None
     readable = embedding_rows(draft.config)
     unlike = differing_token(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab(), readable)
     return Translation(target.tokenizer, draft.tokenizer, readable) if unlike else None

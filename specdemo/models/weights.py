@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -223,7 +224,7 @@ class StoredWeights(Mapping[str, Weight]):
     def __len__(self) -> int:
         return len(self._files)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all converted weights."""
         return sum(map(self._size, self.shapes))

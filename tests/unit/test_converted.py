@@ -23,7 +23,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from filelock import FileLock
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from specdemo.engines import choose
 from specdemo.engines.quantized import widened
@@ -36,6 +36,7 @@ from specdemo.models.package_index import Sdist, from_sdist
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Wheel
 from specdemo.models.store import LoadError, crc32_of, ignore
+from specdemo.models.tokenizer_files import converted_tokenizer
 from specdemo.system.folders import cache_folder
 from specdemo.system.hardware import compute_dtype
 
@@ -354,6 +355,19 @@ def test_a_file_that_has_not_changed_is_checked_once(
     filled.with_name(f"{filled.name}.checked").write_text("[")
     assert converted(index.wheel, torch.float32, ignore)[0] == filled
     assert "model.safetensors" in summed
+
+
+def test_a_tokenizer_is_the_one_that_transformers_makes_of_the_gguf_file_and_of_its_own(
+    index: SimpleNamespace, filled: Path
+) -> None:
+    ours = converted_tokenizer(str(filled))
+    of_files = PreTrainedTokenizerFast.from_pretrained(filled)
+    of_gguf = AutoTokenizer.from_pretrained(str(index.folder), gguf_file="tiny.gguf")
+    for theirs in (of_files, of_gguf):
+        assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+        assert ours.added_tokens_decoder == theirs.added_tokens_decoder != {}
+        assert ours.special_tokens_map == theirs.special_tokens_map
+        assert ours.chat_template == theirs.chat_template
 
 
 def test_two_models_share_a_tokenizer_if_its_files_are_the_same(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.drafters.heads.files import save_head
+from specdemo.engines import quantized as quantizing
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, of_blocks, quantized, widened
 from specdemo.models import loaded as loading
@@ -62,7 +63,8 @@ def test_every_kind_of_the_library_is_tested() -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_type_of_gguf_files_is_read_as_gguf_reads_it(kind: str) -> None:
+def test_a_type_of_gguf_files_is_read_as_gguf_reads_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantizing, "AT_ONCE", 10_000)  # bytes: not all rows at a time
     weight, numbers = stored(kind)
     assert torch.equal(weight.float(), numbers)
     assert weight.shape == (OUTER, INNER)
