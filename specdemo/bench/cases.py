@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..drafters.names import drafter_class
 from ..models.sources import Source
 from ..racing.asked import PLAIN, SPECULATIVE
+from ..servers.llamacpp_process import can_start
 from ..types import AUTO, MATCH, BadInput
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ METHODS = HF, ASSISTED, TUNED, LOOKUP, LLAMA
 # K of transformers: some to find the best among where no number is given, and what its documentation uses.
 TUNED_K, LOOKUP_K = (3, 5, 8), 10
 NGRAM_SIZES, NGRAM_K = (3, 5), 8  # of llama.cpp: words that are looked up, and how many are drafted then
-PYTHON = "SPECDEMO_LLAMACPP_PYTHON"  # names another Python that has llama.cpp's server
 DRAFT_K = 4  # of llama.cpp, where no number is given
 
 
@@ -94,7 +92,7 @@ def cases_of_theirs(loaded: Loaded, methods: Mapping[str, str | None], ks: Seque
             elsewhere = f"give the address of a server instead, --against {LLAMA}=http://127.0.0.1:8080"
             if not has_gguf(loaded.preset.target):
                 reason = f"{loaded.preset.name} was not loaded from a GGUF file; {elsewhere}"
-            elif PYTHON not in os.environ and find_spec("xllamacpp") is None:
+            elif not can_start():
                 reason = f"the package xllamacpp is not installed. Install it, or {elsewhere}"
         if reason:
             print(f"{method} is left out: {reason}.", file=sys.stderr)

@@ -1,19 +1,12 @@
-"""llama.cpp: its server on the same GGUF file, in a process of its own, or one at an address.
+"""llama.cpp: its server on the same GGUF file, or one at an address.
 
 It gets the same token ids as our methods. Its own timings are used, which contain neither HTTP nor the detokenizer.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +17,13 @@ from ..models.store import Progress
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp, asked_of
+from ..servers.llamacpp_process import started
 from ..studies.greedy import check_tokens
 from ..types import BadInput, Settings
-from .cases import DRAFTING, LLAMA, NGRAM, PYTHON, Case
+from .cases import DRAFTING, LLAMA, NGRAM, Case
 from .rows import Row, run_of
 
-START_SECONDS, ANSWER_SECONDS = 300, 3600
+ANSWER_SECONDS = 3600
 
 
 class Server:
@@ -116,36 +110,3 @@ def _asked(loaded: Loaded, case: Case, context: int, progress: Progress) -> dict
         "threads": torch.get_num_threads(),
         "context": context,
     }
-
-
-@contextmanager
-def started(asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The address and the version of a server in a process of its own, see `llamacpp_server`; it ends with the block.
-
-    Raises:
-        BadInput: it does not start.
-    """
-    command = [os.environ.get(PYTHON, sys.executable), str(Path(__file__).with_name("llamacpp_server.py"))]
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Timer(START_SECONDS, process.kill)
-        try:
-            late.start()
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            line = next((text for text in process.stdout if text.startswith("{")), None)
-            if line is None:
-                log.seek(0)
-                said = log.read().strip().splitlines() or ["nothing"]
-                raise BadInput(f"llama.cpp's server did not start: {said[-1]}")
-            late.cancel()
-            answer = json.loads(line)
-            yield answer["address"], answer["version"]
-        except BrokenPipeError as error:
-            raise BadInput("llama.cpp's server did not start: its Python ended at once.") from error
-        finally:
-            late.cancel()
-            process.kill()
-            process.communicate()

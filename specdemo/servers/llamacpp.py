@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Annotated, Any
 
-from pydantic import Strict, ValidationError
+from pydantic import Field, Strict, ValidationError
 
 from ..models.tables import table_as
 from ..types import BadInput, FinishReason, Settings
 from .client import Client, Count, Ids, Number, Tokens, at
 from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, Step, Told, check_limit, read_counters
 
+FORCING = 1e6  # the bias of the logit of a token that has to be emitted
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 
 
@@ -45,6 +46,14 @@ class Message:
 class _Likely:
     id: Count
     logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """The token that was emitted, and the logarithm of its probability before the bias of logits."""
+
+    id: Annotated[Count, at("completion_probabilities", 0, "id")]
+    logprob: Annotated[float, Field(gt=-1000), at("completion_probabilities", 0, "logprob")]  # less stands for 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,26 @@ class LlamaCpp:
             return {token.id: token.logprob for token in found.tokens}
         except ValidationError:
             return {}  # another version has other names for them
+
+    def loss(self, ids: Sequence[int]) -> float:
+        """Minus the sum of the logarithms of the probabilities of the tokens of a text but the first.
+
+        The server tells the probability only of a token that it emits. So each token is asked for by itself, and its
+        logit gets a bias, which the probabilities do not contain. The cache holds what comes before.
+
+        Raises:
+            BadInput: the server answers something else.
+        """
+        total = 0.0
+        for place, token in enumerate(ids[1:], start=1):
+            asked = asked_of(ids[:place], Settings(0, max_new_tokens=1))
+            asked |= {"n_probs": 1, "logit_bias": [[token, FORCING]], "cache_prompt": True, "ignore_eos": False}
+            answer = self.client.post("/completion", **asked)
+            found = self.client.read(_Forced, answer, "does not tell the probability of a token that is asked for")
+            if found.id != token:
+                raise self.client.wrong("emits another token than the one that is asked for")
+            total -= found.logprob
+        return total
 
     def written(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The ids of a greedy text that is sent as a whole: a stream omits tokens that end inside a character.

@@ -88,7 +88,7 @@ class Check(Study):
         self.trials: dict[str, list[doctor.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
         self.perplexities: list[perplexity.Perplexity] = []  # where the weights are quantized
-        self.not_compared = ""  # why there are none then
+        self.not_compared: list[str] = []  # why some are missing then
         self._found: diagnosis.Diagnosis | None = None
         self._began = time.monotonic()
 
@@ -141,9 +141,9 @@ class Check(Study):
 
     def _compare_weights(self) -> Iterator[str]:
         try:
-            yield from perplexity.compared(self.loaded, self.perplexities)
+            yield from perplexity.compared(self.loaded, self.perplexities, self.not_compared)
         except (BadInput, store.LoadError, MemoryError) as error:
-            self.not_compared = f"The perplexity was not compared with float32 weights: {error}"
+            self.not_compared.append(f"The perplexity was not compared with float32 weights: {error}")
 
     def _try(self, alone: writers.Writer, end: float) -> Iterator[str]:
         """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop after two."""
@@ -272,8 +272,7 @@ class Check(Study):
         lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
         if self._answer == NO and self._next:
             lines.append(f"{self._next} was faster when the drafters were tried, and there was no time to examine it.")
-        lines += [self.not_compared] * bool(self.not_compared)
-        return [*lines, *found.advice(), *report.facts(found), *found.left_out]
+        return [*lines, *self.not_compared, *found.advice(), *report.facts(found), *found.left_out]
 
     def elsewhere(self) -> list[dict[str, str]]:
         """How other programs are told to do the same, where it pays and they can."""

@@ -1,4 +1,6 @@
-"""What quantized weights cost in quality: the perplexity of texts, beside that of the same model in float32."""
+"""What quantized weights cost in quality: the perplexity of texts, beside that of the same model in float32.
+
+Weights as a GGUF file stores them are also compared with llama.cpp on that file, if it is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from dataclasses import dataclass, replace
 from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
+from ..servers.address import Address
+from ..servers.client import Client
+from ..servers.llamacpp import LlamaCpp
+from ..servers.llamacpp_process import can_start, started
 from ..system.imports import Later
+from ..types import BadInput
 from .prompts import readable
 from .statistics import Spread, pooled_rate
 from .study import some_of_each
@@ -17,17 +24,23 @@ if TYPE_CHECKING:
     import torch
 
     from ..models import loaded as models
+    from ..models import store
     from ..models.loaded import Loaded
     from ..models.presets import Preset
     from ..system import hardware
+    from . import greedy
 else:
     torch = Later("torch")
     models = Later("specdemo.models.loaded")
+    store = Later("specdemo.models.store")
     hardware = Later("specdemo.system.hardware")
+    greedy = Later("specdemo.studies.greedy")
 
 TEXTS = 24  # that people wrote to a chat model
 REFERENCE = "float32"
+LLAMACPP = "llama.cpp, the same file"
 COMPARING = "Comparing perplexity with float32 weights"
+COMPARING_LLAMACPP = "Comparing perplexity with llama.cpp"
 COLUMNS = (
     *(("weights", "weights", ""), ("texts", "texts", "d"), ("tokens", "tokens", ",")),
     *(("perplexity", "perplexity", ".2f"), ("ratio", "to float32", ".3f")),
@@ -93,9 +106,11 @@ def losses_of(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterator[Loss]:
         yield float(loss), len(ids) - 1
 
 
-def compared(loaded: Loaded, found: list[Perplexity]) -> Iterator[str]:
-    """Put the perplexity of the target into `found`, as it is loaded and then in float32, step by step.
+def compared(loaded: Loaded, found: list[Perplexity], notes: list[str]) -> Iterator[str]:
+    """Put the perplexity of the target into `found`, as it is loaded, then in float32 and of llama.cpp, step by step.
 
+    Args:
+        notes: gets a sentence if llama.cpp is installed and fails.
     Raises:
         BadInput, LoadError: float32 weights cannot be loaded beside those that are, or the model reads none of the
             texts.
@@ -113,6 +128,32 @@ def compared(loaded: Loaded, found: list[Perplexity]) -> Iterator[str]:
             yield COMPARING
     weights = hardware.dtype_name(loaded.weights_dtype)
     found += [Perplexity.of(weights, losses, reference), Perplexity.of(REFERENCE, reference)]
+    if loaded.weights_dtype == hardware.AS_STORED and loaded.preset.target.has_gguf and can_start():
+        theirs: list[Loss] = []
+        try:
+            for loss in losses_of_llamacpp(loaded, texts):
+                theirs.append(loss)
+                yield COMPARING_LLAMACPP
+        except (BadInput, store.LoadError) as error:
+            notes.append(f"The perplexity was not compared with llama.cpp: {error}")
+        else:
+            found.append(Perplexity.of(LLAMACPP, theirs, reference))
+
+
+def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterator[Loss]:
+    """The loss of each text by llama.cpp's server on the GGUF file of the target, with as many threads.
+
+    Raises:
+        BadInput, LoadError: the server or its file cannot be had.
+    """
+    gguf = str(loaded.preset.target.found(store.ignore).gguf_path(store.ignore))
+    served = {"gguf": gguf, "draft_gguf": None, "ngram": None}
+    asked = {**served, "threads": torch.get_num_threads(), "context": max(map(len, texts)) + 1}
+    with started(asked) as (address, _), Client(Address.read(address)) as client:
+        server = LlamaCpp(client)
+        greedy.check_tokens(loaded, server, texts[0])
+        for ids in texts:
+            yield server.loss(ids), len(ids) - 1
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.bench.llamacpp import started
 from specdemo.engines.cpu.library import library_for
 from specdemo.models import loaded as models
 from specdemo.models.loaded import Loaded, load
@@ -26,6 +25,7 @@ from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
+from specdemo.servers.llamacpp_process import started
 from specdemo.system import cpu_level
 from specdemo.system.hardware import UNQUANTIZED, cpu_flags
 

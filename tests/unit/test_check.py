@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from specdemo.models.loaded import load
+from specdemo.models.presets import preset_of as by_name
 from specdemo.servers.flags import elsewhere
-from specdemo.studies import writers
+from specdemo.studies import perplexity, writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
 from specdemo.studies.perplexity import Perplexity, losses_of
 from specdemo.studies.study import some_of_each
@@ -23,7 +24,7 @@ from specdemo.studies.writers import Written
 from specdemo.types import AUTO, BadInput, Settings
 
 from ..conftest import Command
-from .checkpoints import make_tokenizer, preset_of, save, tiny
+from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 from .test_diagnosis import ALONE, DRAFTED, Rounds, Scripted, written
 
 ROUND = 0.1  # seconds of the target alone
@@ -227,6 +228,34 @@ def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() 
     assert better.ratio.low is not None
     assert better.ratio.high is not None
     assert better.ratio.low < better.ratio.mean < 1  # it may be below 1
+
+
+def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    loaded = load(by_name(str(tmp_path / "tiny.gguf")), "stored", "cpu")
+    monkeypatch.setattr(perplexity, "can_start", lambda: True)
+    monkeypatch.setattr(perplexity, "losses_of_llamacpp", lambda _, texts: ((3.0, len(ids) - 1) for ids in texts))
+    study = Check(loaded, {})
+    assert [*study._compare_weights()][-1] == perplexity.COMPARING_LLAMACPP
+    stored, exact, theirs = study.perplexities
+    assert (stored.weights, exact.weights, theirs.weights) == ("stored", "float32", "llama.cpp, the same file")
+    assert stored.tokens == theirs.tokens
+    assert theirs.perplexity.mean == pytest.approx(math.exp(3 * theirs.texts / theirs.tokens))
+    assert theirs.ratio.mean == pytest.approx(theirs.perplexity.mean / exact.perplexity.mean)
+
+    def fail(*_: Any) -> Any:
+        raise BadInput("It does not start.")
+        yield
+
+    monkeypatch.setattr(perplexity, "losses_of_llamacpp", fail)
+    study = Check(loaded, {})
+    assert len([*study._compare_weights()]) == 2 * stored.texts
+    assert len(study.perplexities) == 2
+    assert study.not_compared == ["The perplexity was not compared with llama.cpp: It does not start."]
+    loaded.release()
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from specdemo.bench.llamacpp import started
 from specdemo.engines.families import knows
 from specdemo.models import converted
 from specdemo.models.gguf import Header, check_header, completed
@@ -22,6 +21,7 @@ from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
+from specdemo.servers.llamacpp_process import started
 
 from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, write_gguf
 from .test_llamacpp import NEEDS_LLAMACPP

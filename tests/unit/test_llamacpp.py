@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,9 +11,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specdemo.bench import cases as bench_cases
 from specdemo.bench import llamacpp
-from specdemo.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, PYTHON, Case, cases_of_theirs, theirs
+from specdemo.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_theirs, theirs
 from specdemo.bench.llamacpp import Server, answered
 from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
@@ -24,7 +21,13 @@ from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.presets import preset_of as by_name
 from specdemo.models.sources import Wheel
 from specdemo.racing.race import start
+from specdemo.servers import llamacpp_process
+from specdemo.servers.address import Address
+from specdemo.servers.client import Client
+from specdemo.servers.llamacpp import LlamaCpp
+from specdemo.servers.llamacpp_process import PYTHON, can_start
 from specdemo.studies.greedy import against_server, differences_in_words, in_words
+from specdemo.studies.perplexity import losses_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
 
@@ -32,9 +35,7 @@ from .checkpoints import write_gguf
 from .fake_server import FakeServer, json_answer, llamacpp_answers, serving
 
 ALONE_AND_NGRAMS = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", 8) for size in (3, 5))]
-NEEDS_LLAMACPP = pytest.mark.skipif(
-    PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"
-)
+NEEDS_LLAMACPP = pytest.mark.skipif(not can_start(), reason="there is no xllamacpp")
 
 ANSWER = {
     "tokens": [*range(128)],
@@ -115,7 +116,7 @@ def test_what_is_missing_is_told(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shipped, methods = replace(loaded, preset=find_preset(DEFAULT_PRESET)), {LLAMA: None}
-    monkeypatch.setattr(bench_cases, "find_spec", lambda name: None)
+    monkeypatch.setattr(llamacpp_process, "find_spec", lambda name: None)
     monkeypatch.delenv(PYTHON, raising=False)
     assert cases_of_theirs(loaded, methods, [AUTO]) == cases_of_theirs(shipped, methods, [AUTO]) == []
     toy, ours = capsys.readouterr().err.splitlines()
@@ -213,6 +214,31 @@ def test_where_a_server_of_the_same_file_parts_from_us_two_tokens_nearly_tie(pai
     parted = [check for check in checks if not check.identical]
     assert len(differences_in_words(checks)) == len(parted)
     assert in_words(checks)[0].startswith(f"llama.cpp: {3 - len(parted)} of 3 texts ")
+
+
+@NEEDS_LLAMACPP
+def test_the_real_server_tells_the_same_loss_of_a_text_even_of_unlikely_tokens(pair: Loaded) -> None:
+    texts = [pair.encode(text, raw=True) for text in ("the cat sat on the mat", "sat mat the")]
+    ours, theirs = ([*losses(pair, texts)] for losses in (losses_of, losses_of_llamacpp))
+    assert [count for _, count in theirs] == [len(ids) - 1 for ids in texts]
+    for (loss, _), (other, _) in zip(ours, theirs, strict=True):
+        assert other == pytest.approx(loss, rel=1e-3)  # its cache holds 16 bits
+
+
+def test_the_loss_of_a_text_is_that_of_tokens_that_are_forced_one_by_one() -> None:
+    answer = {"completion_probabilities": [{"id": 7, "logprob": -0.5}]}
+    with serving(llamacpp_answers(json_answer(answer))) as (server, address), Client(Address.read(address)) as client:
+        assert LlamaCpp(client).loss([5, 7, 7]) == 1.0
+        bodies = [json.loads(body) for path, _, body in server.asked if path == "/completion"]
+        assert [(body["prompt"], body["logit_bias"][0][0], body["n_predict"]) for body in bodies] == [
+            ([5], 7, 1),
+            ([5, 7], 7, 1),
+        ]
+        with pytest.raises(BadInput, match="emits another token than the one that is asked for"):
+            LlamaCpp(client).loss([5, 6])
+        server.answers = llamacpp_answers(json_answer({"completion_probabilities": [{"id": 7, "logprob": -3.4e38}]}))
+        with pytest.raises(BadInput, match="does not tell the probability of a token"):
+            LlamaCpp(client).loss([5, 7])
 
 
 def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
