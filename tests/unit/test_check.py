@@ -243,6 +243,9 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     stored, exact, theirs = study.perplexities
     assert (stored.weights, exact.weights, theirs.weights) == ("stored", "float32", "llama.cpp, the same file")
     assert stored.tokens == theirs.tokens
+    assert theirs.perplexity is not None
+    assert theirs.ratio is not None
+    assert exact.perplexity is not None
     assert theirs.perplexity.mean == pytest.approx(math.exp(3 * theirs.texts / theirs.tokens))
     assert theirs.ratio.mean == pytest.approx(theirs.perplexity.mean / exact.perplexity.mean)
 
