@@ -60,7 +60,7 @@ import importlib, mmap, os, pkgutil, platform, sys
 from pathlib import Path
 from types import SimpleNamespace
 system, name, missing = sys.argv[1], sys.argv[2], sys.argv[3:]
-TRITON = [f"specdemo.engines.gpu.{name}" for name in ("kernels", "noise", "products")]
+TRITON = [f"specdemo.engines.gpu.{name}" for name in ("kernels", "noise", "products", "routing", "trees")]
 # Other people's libraries come first: they believe the interpreter, which is Linux's.
 import accelerate, fastapi, gguf, gradio, numpy, psutil, safetensors, scipy.special, torch, tqdm, transformers, typer
 from transformers import LlamaConfig, LlamaForCausalLM
