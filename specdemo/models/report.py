@@ -149,10 +149,8 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    looking, devices = (
-        partial(_look_at, preset=preset, dtype=chosen_dtype),
-        (chosen_device, draft_device or chosen_device),
-    )
+    looking = partial(_look_at, preset=preset, dtype=chosen_dtype)
+    devices = chosen_device, draft_device or chosen_device
     both = zip(sources, (LANES, 1), devices, strict=False)
     models = [looking(source, lanes=lanes, device=where) for source, lanes, where in both]
     unlike = None

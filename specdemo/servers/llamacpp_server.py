@@ -21,11 +21,11 @@ def main() -> None:
     params.n_ctx, params.n_parallel, params.port = asked["context"], asked.get("parallel", 1), 0  # 0: any that is free
     params.endpoint_metrics = True
     types = llama.common_speculative_type
-    if asked["ngram"]:
+    if asked.get("ngram"):
         params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
         params.speculative.ngram_simple.size_n = asked["ngram"]
         params.speculative.ngram_simple.size_m = asked["k"]
-    elif asked["draft_gguf"]:
+    elif asked.get("draft_gguf"):
         params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         params.speculative.draft.mparams.path = asked["draft_gguf"]
         params.speculative.draft.n_max = asked["k"]

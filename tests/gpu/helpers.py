@@ -10,10 +10,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.bench.models import Pair, captured, first_layers
+from specdemo.decoding.drafter import alone
 from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.decoding.rule import Rule
+from specdemo.drafters.captured_trees import Growth
 from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.drafters.tree import Named, grow_by_depth
 from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.layout import FusedModel
+from specdemo.types import Draft
 
 VOCAB = 512
 EXACT, ROUGH = 1e-4, 2e-2  # the largest relative errors: in float32, in 16 bits
@@ -89,3 +94,29 @@ class Copying(PromptLookup):
 
     def match(self, context: Sequence[int]) -> int | None:
         return super().match(context) or 0
+
+
+class ByTable:
+    """Reads trees whose logits depend on the last token, [V, V]; see `captured_trees.Reader`."""
+
+    state: Sequence[Tensor] = ()
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def begin(self, *given: Tensor) -> Tensor:
+        return given[0]
+
+    def read(self, growth: Growth) -> Tensor:
+        return self.table[growth.token_ids]
+
+
+def tree_of_host(
+    table: Tensor, first: Tensor, nodes: int, depth: int, rule: Rule, position: int, stop_below: float = 0.0
+) -> Draft:
+    """The tree that the host grows of the same logits, `first` [1, V] after the text."""
+
+    def read(named: Named, following: list[int]) -> Any:
+        return table[[named.token_ids[node] for node in following]]
+
+    return alone(grow_by_depth(first, read, nodes, depth, rule, position, stop_below=stop_below))

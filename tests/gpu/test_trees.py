@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from specdemo.bench.models import WITH_HEADS, capture_for, random_head
-from specdemo.decoding.drafter import alone
 from specdemo.decoding.loop import rule_for
-from specdemo.drafters.captured_trees import CapturedTrees, Growth
-from specdemo.drafters.tree import grow_by_depth
+from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.types import MAX_NODES, Draft, Settings
 
-from .helpers import graphs_of, tiny
+from .helpers import ByTable, graphs_of, tiny, tree_of_host
 
 ASKED = [
     Settings(tree=True),
     Settings(temperature=0.8, seed=5, tree=True),
     Settings(temperature=1, top_p=0.9, tree=True),
 ]
-
-
-class ByTable:
-    """Reads trees whose logits depend on the last token, [V, V]; see `captured_trees.Reader`."""
-
-    state: Sequence[Tensor] = ()
-
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
-
-    def begin(self, *given: Tensor) -> Tensor:
-        return given[0]
-
-    def read(self, growth: Growth) -> Tensor:
-        return self.table[growth.token_ids]
 
 
 @pytest.mark.parametrize("settings", ASKED, ids=str)
@@ -52,8 +33,7 @@ def test_a_captured_tree_is_that_of_the_host(device: torch.device, settings: Set
     trees = CapturedTrees(partial(ByTable, table), CapturedFunctions(capture_for(device)), None, depths)
     for nodes, depth, token in ((16, 9, 0), (16, 40, 1), (9, 40, 2), (MAX_NODES, 40, 3), (16, 40, 4)):
         given = table[token : token + 1]
-        read: Any = lambda named, nodes: table[[named.token_ids[node] for node in nodes]]  # noqa: E731
-        host = alone(grow_by_depth(given, read, nodes, depth, rule, 7))
+        host = tree_of_host(table, given, nodes, depth, rule, 7)
         tree = trees.draw([given], nodes, depth, rule, 7)
         assert (tree.token_ids, tree.parents) == (host.token_ids, host.parents)
         assert len(tree.token_ids) == nodes

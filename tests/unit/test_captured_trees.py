@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding.drafter import Drafter, alone
+from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import draft_model
-from specdemo.drafters.captured_trees import CapturedTrees, Growth
+from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.block import DFlash2, DSpark
 from specdemo.drafters.heads.drafter import DEEPEST, HeadDrafter
-from specdemo.drafters.tree import WIDTH, grow_by_depth, grow_by_logits
+from specdemo.drafters.tree import WIDTH, grow_by_logits
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS
 from specdemo.types import MAX_NODES, REJECTION, RULES, Draft, NotFinite, Settings
+from tests.gpu.helpers import ByTable, tree_of_host
 from tests.unit import test_graph
 from tests.unit.enumerate_decode import distance
 from tests.unit.test_graph import GraphToy, captured_apart, graph_toy, run
@@ -70,21 +71,6 @@ def same(one: Draft, other: Draft) -> bool:
 # The tree --------------------------------------------------------------------------------------------------------
 
 
-class ByTable:
-    """Reads trees whose logits depend on the last token, [V, V]; see `captured_trees.Reader`."""
-
-    state: Sequence[Tensor] = ()
-
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
-
-    def begin(self, *given: Tensor) -> Tensor:
-        return given[0]
-
-    def read(self, growth: Growth) -> Tensor:
-        return self.table[growth.token_ids]
-
-
 def by_table(table: Tensor, depths: int = DEEPEST, width: int = WIDTH, most_rows: int = MOST_ROWS) -> CapturedTrees:
     return CapturedTrees(partial(ByTable, table), CapturedFunctions(recorded), None, depths, width, most_rows)
 
@@ -102,8 +88,7 @@ def test_a_tree_is_that_of_the_host(settings: Settings, nodes: int, spread: floa
         trees = by_table(table, depths)
         for depth in (1, 3, MAX_NODES):
             for stop in (0.0, 0.05):
-                read: Any = lambda named, nodes: table[[named.token_ids[node] for node in nodes]]  # noqa: E731
-                host = alone(grow_by_depth(table[:1], read, nodes, depth, rule, 9, stop_below=stop))
+                host = tree_of_host(table, table[:1], nodes, depth, rule, 9, stop)
                 tree = trees.draw([table[:1]], nodes, depth, rule, 9, stop)
                 assert same(tree, host)
                 sizes.add((len(tree.token_ids), max(map(len, paths_of(tree)))))
