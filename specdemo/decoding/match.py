@@ -67,21 +67,21 @@ class Match(Rule):
         return self._noise[known]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        device, k = logits.device, len(draft.token_ids)
-        test = self._tested if draft.parents is None else self._test  # of trees there would be too many to capture
+        logits, tested = self._filled(logits, draft)
+        device, k = logits.device, len(tested.token_ids)
         greedy, drawn_there = not self.settings.temperature, isinstance(draft.token_ids, Tensor)
-        x = None if greedy and not drawn_there else to_device(draft.token_ids, device)  # a greedy test reads none
-        q = None if draft.q is None else to_device(draft.q, device)
+        x = None if greedy and not drawn_there else to_device(tested.token_ids, device)  # a greedy test reads none
+        q = None if tested.q is None else to_device(tested.q, device)
         if greedy:
-            vector, _ = test(logits, None, x, q, None)
+            vector, _ = self._tested(logits, None, x, q, None)
             sizes = k + 1, k + 1, k + 1, 0
         else:
-            keys = to_device(self._draft_numbers(position + depth for depth in row_depths(draft)), device)
-            vector, probs = test(logits, keys, x, q, parent_rows(draft, device))
+            keys = to_device(self._draft_numbers(position + depth for depth in row_depths(tested)), device)
+            vector, probs = self._tested(logits, keys, x, q, parent_rows(tested, device))
             self._end_round(position, probs)
             sizes = k + 1, k + 1, k + 1, k
         own, own_p, margins, p, q_x, ids = unpacked(vector, *sizes, 0 if q is None else k, 0 if x is None else k)
-        return follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], draft.token_ids))
+        return follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], tested.token_ids))
 
     def _test(
         self, logits: Tensor, keys: Tensor | None, x: Tensor | None, q: Tensor | None, rows: Tensor | None

@@ -124,7 +124,7 @@ def outcome_of(
 
 def judged(draft: Draft, draws: Tensor, vector: Tensor) -> Verdict:
     """The verdict on a draft."""
-    k = len(draft.token_ids)
+    k = len(draws) - 1  # of what was tested
     if draft.parents is not None:
         own, token_p, p_x, q_x, ids = unpacked(vector, k + 1, k + 1, k, 0 if draft.q is None else k, k)
         return follow(draft, own, token_p, (), p_x, q_x, ids)
@@ -176,10 +176,10 @@ class Rejection(Rule):
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         # The walk takes one row of each depth, so rows of the same depth may share a number.
-        draws = self._uniforms(TESTING, row_depths(draft))
+        logits, tested = self._filled(logits, draft)
+        draws = self._uniforms(TESTING, row_depths(tested))
         self._round += 1
-        test = self._tested if draft.parents is None else self._test
-        vector, probs = test(logits, *read_of(draft, draws, logits.device))
+        vector, probs = self._tested(logits, *read_of(tested, draws, logits.device))
         self._end_round(position, probs)
         return judged(draft, draws, vector)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
+from torch.nn import functional as F
 
+from ..engines.rows import size_of_tree
 from ..engines.runner import Runner, captured_by
 from ..types import Draft, Settings, Verdict
 from .constraint import Constraint
@@ -66,11 +69,13 @@ class Rule:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._tested: Callable[..., tuple[Tensor, Any]] = self._test
+        self._captured = False
         self._draft_probs: list[tuple[Tensor, Tensor | None]] = []
 
     def use(self, runner: Runner) -> None:
         """Test by captured operations, where the runner's device has some."""
         self._tested = captured_by(runner, self.kind, self._test)
+        self._captured = self._tested != self._test
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -160,6 +165,16 @@ class Rule:
             NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
         """
         raise NotImplementedError
+
+    def _filled(self, logits: Tensor, draft: Draft) -> tuple[Tensor, Draft]:
+        """What is tested: where tests are captured, a tree is filled up to a size that they have. `follow` leaves the
+        rest out."""
+        if not self._captured or draft.parents is None:
+            return logits, draft
+        missing = size_of_tree(len(logits)) - len(logits)
+        q = None if draft.q is None else F.pad(draft.q, (0, missing))
+        token_ids, parents = [*draft.token_ids, *[0] * missing], [*draft.parents, *[-1] * missing]
+        return F.pad(logits, (0, 0, 0, missing)), replace(draft, token_ids=token_ids, parents=parents, q=q)
 
     def _test(self, logits: Tensor, *read: Any) -> tuple[Tensor, Any]:
         """The part of `verify` on the device: what the host needs in one vector, and the target's probabilities."""

@@ -73,11 +73,13 @@ def follow(
             by none.
         p: the target's probabilities of the drafted tokens, [k]; empty if it is certain of its own.
         q: the drafter's, [k]; empty if they were chosen.
-        x: the drafted tokens, [k].
+        x: the drafted tokens, [k]. This and all of the above may go on with what is none of the draft.
     Raises:
         NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
-    parents = parents_or_chain(draft.parents, len(x))
+    k = len(draft.token_ids)
+    own, p, q, x = own[: k + 1], p[:k], q[:k], x[:k]
+    parents = parents_or_chain(draft.parents, k)
     passed = [own[parent + 1] == token for parent, token in zip(parents, x, strict=True)]
     path = walk(parents, passed)
     rows = [0, *(node + 1 for node in path)]

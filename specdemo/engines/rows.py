@@ -15,6 +15,13 @@ from torch import Tensor
 from ..system.hardware import to_device
 
 MOST_ROWS = 64  # of a pass that branches: the ancestors of a row are the bits of a word
+# Captured work has a fixed number of rows. There are few of these sizes, and trees are filled up to them.
+TREES = MOST_ROWS, 48, 32, 24, 17, 9
+
+
+def size_of_tree(rows: int) -> int:
+    """The rows of captured work for a tree of `rows`."""
+    return min(size for size in TREES if size >= rows)
 
 
 def ancestors_of(parents: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from specdemo.drafters.heads.drafter import DEEPEST, HeadDrafter
 from specdemo.drafters.tree import WIDTH, grow_by_logits
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
-from specdemo.engines.rows import MOST_ROWS
+from specdemo.engines.rows import MOST_ROWS, TREES
 from specdemo.types import MAX_NODES, REJECTION, RULES, Draft, NotFinite, Settings
 from tests.gpu.helpers import ByTable, tree_of_host
 from tests.unit import test_graph
@@ -53,6 +54,7 @@ SETTINGS = [
 HEADS: list[type[HeadDrafter]] = [*test_graph.HEADS, DSpark, DFlash2]
 KINDS = {kind.name: kind for kind in HEADS}
 CAPTURED = [kind.name for kind in test_graph.HEADS]
+MOST_LAUNCHES = 20
 
 
 @pytest.fixture(autouse=True)
@@ -184,21 +186,39 @@ def test_a_tree_is_drafted_with_a_wait_for_each_call(
 def test_a_tree_launches_a_few_operations_outside_its_captured_work(
     name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the draft. The outcome of a tree is not captured: its rows have more shapes than could be."""
+    """In a round: half of them are copies into fixed buffers."""
     monkeypatch.setattr(test_graph, "recorded", captured_apart)
-    launched: list[int] = []
-    draw = CapturedTrees.draw
-
-    def counted(self: CapturedTrees, *inputs: Any) -> Draft:
-        with test_graph.Launches() as seen:
-            draft = draw(self, *inputs)
-        launched.append(seen.count)
-        return draft
-
-    monkeypatch.setattr(CapturedTrees, "draw", counted)
     monkeypatch.setattr(draft_model, "DEPTHS", eagle.DEPTHS)
-    assert rounds(graph_toy(), name, replace(settings, k=eagle.DEPTHS, max_new_tokens=20))
-    assert 0 < median(launched) <= 6
+    events, launched = run(graph_toy(), name, replace(settings, k=eagle.DEPTHS, max_new_tokens=80)), list[int]()
+    for place in range(12):
+        with test_graph.Launches() as seen:
+            event = next(events)
+        if place > 5 and isinstance(event, Round) and event.drafted:  # before, some are captured
+            launched.append(seen.count)
+    assert 0 < median(launched) <= MOST_LAUNCHES
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_captured_test_of_a_tree_is_that_of_its_own_rows(settings: Settings) -> None:
+    """Though it is filled up to one of a few sizes with a token that may be the target's own."""
+    plain, captured, vocab, longest = rule_for(settings), rule_for(settings), 4, 0
+    functions = CapturedFunctions(recorded)
+    captured.use(SimpleNamespace(captured=functions))  # type: ignore[arg-type]
+    random = torch.Generator().manual_seed(5)
+    for nodes in [*range(1, MAX_NODES), MAX_NODES]:
+        parents = [int(torch.randint(-1, place, (1,), generator=random)) for place in range(nodes)]
+        token_ids = torch.randint(vocab, (nodes,), generator=random).tolist()
+        logits = 2 * torch.randn(nodes + 1, vocab, generator=random)
+        for q in (None, torch.rand(nodes, generator=random, dtype=torch.float64)):
+            draft = Draft(token_ids, q=q, parents=parents)
+            verdict = captured.verify(logits, draft, 9)
+            assert verdict == plain.verify(logits, draft, 9)
+            longest = max(longest, verdict.accepted)
+        if plain.last_round and captured.last_round:
+            probs = plain.last_round.target_probs
+            assert captured.last_round.target_probs[: nodes + 1].equal(probs)
+    assert longest > 2
+    assert len(functions(captured.kind, captured._test)._calls) == 2 * len(TREES)
 
 
 def test_a_call_is_the_same_operations_on_the_same_memory_whatever_tree_it_grows() -> None:

@@ -25,7 +25,7 @@ from ...types import MAX_K
 from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
-from ..rows import MOST_ROWS, branches_of
+from ..rows import MOST_ROWS, TREES, branches_of, size_of_tree
 from ..runner import Pass, Runner, check_branches, in_groups
 from .capture import Capture, CapturedFunctions, Work
 from .layer import added, mlp
@@ -35,9 +35,6 @@ LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass of one text is
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
 # Rows of the passes for several sequences. They are captured when they are first needed.
 TOGETHER = 2, 4, 8, 16, 32, 48, 64, 96, 144
-# Rows of the passes for trees. A slot serves any run, so they are always captured. They are few, and trees are padded
-# to them. They make a capture take a third more time, and the memory of the largest pass.
-TREES = MOST_ROWS, 48, 32, 24, LONGEST, 9
 ROOM = 1024  # the least capacity of a slot, in tokens
 
 Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the output of each layer, [T, hidden]
@@ -127,6 +124,8 @@ class CapturedPasses:
         self.chain = to_device(branches_of(range(-1, MOST_ROWS - 1)), device)
         self.branches = self.chain.clone()
         self.paths, self.depths = self.chain[MOST_ROWS - 1].repeat(most, 1), self.chain.new_zeros(most)  # of several
+        # A slot serves any run, so those of trees are always captured. They make a capture take a third more time, and
+        # the memory of the largest pass.
         trees = () if model.depends_on_length else TREES  # `cannot_branch`
         self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in trees}
         self._passes = {count: capture(partial(self.run, count, self.chain)) for count in LENGTHS}
@@ -154,7 +153,7 @@ class CapturedPasses:
         if parents is None:
             return self._passes[count]()
         self.branches.copy_(to_device(branches_of(parents), self.ids.device))
-        rows = min(rows for rows in TREES if rows >= count)
+        rows = size_of_tree(count)
         self.ids[count:rows] = self.ids[count - 1]
         return self._trees[rows]()
 
