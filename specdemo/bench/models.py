@@ -82,22 +82,18 @@ def like(config: PreTrainedConfig, **other: Any) -> PreTrainedConfig:
     return type(config)(**fields)
 
 
-def bytes_read(model: PreTrainedModel, context: int, tokens: int, stored: torch.dtype | None = None) -> int:
+def bytes_read(model: PreTrainedModel, context: int, tokens: int) -> int:
     """The bytes that a pass must read: every weight once, the embeddings of its tokens, and the keys and values.
 
     An embedding that is tied to the head is read as a whole, as the head.
-
-    Args:
-        stored: the type that the weights are stored in, if it is not the model's.
     """
-    stored = stored or model.dtype
-    embedding = model.get_input_embeddings().weight
+    embedding, wide = model.get_input_embeddings().weight, compute_dtype(model.dtype, model.device)
     tied = model.get_output_embeddings().weight is embedding
     weights = sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding.numel())
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    entry = 2 * config.num_hidden_layers * heads * head_width(config) * compute_dtype(stored, model.device).itemsize
-    return (weights + tokens * embedding.shape[1]) * stored.itemsize + context * entry
+    numbers = 2 * config.num_hidden_layers * heads * head_width(config)  # of a token's keys and values
+    return (weights + tokens * embedding.shape[1]) * model.dtype.itemsize + context * numbers * wide.itemsize
 
 
 def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:

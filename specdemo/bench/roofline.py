@@ -59,7 +59,7 @@ def passes(
     context: int,
     stream: Stream,
     all_layers: int | None = None,
-    stored: torch.dtype | None = None,
+    kept: int | None = None,
 ) -> Iterator[Row]:
     """Time a pass of each length after `context` tokens by each engine, and the `stream`, all of them in turn.
 
@@ -67,7 +67,7 @@ def passes(
     If a shape is too large for the memory, only some `layers` of `all_layers` are built and timed.
 
     Args:
-        stored: the type that engines other than `eager` store the weights in, if it is not the model's.
+        kept: the bytes that a pass must read by engines other than `eager`, if their weights are not the model's.
     """
     layers = model.config.get_text_config().num_hidden_layers
     runners = {engine: make(context + max(lengths)) for engine, make in makers.items()}
@@ -84,7 +84,7 @@ def passes(
             runner.release()
     for length, engine in works:
         if engine:
-            size = bytes_read(model, context, length, None if engine == "eager" else stored)
+            size = bytes_read(model, context, length) if kept is None or engine == "eager" else kept
             yield {
                 **{"weights": name, "engine": engine, "layers": layers, "all_layers": all_layers or layers},
                 **{"context": context, "tokens": length, "bytes": size},

@@ -211,7 +211,11 @@ def roofline(
     models: Models,
     k: Annotated[int, Option("-k", "--k", help="Passes over 1 and K + 1 tokens are timed.")] = 5,
     shapes: Annotated[
-        str | None, Option(help="Shapes of models to time with random weights, separated by commas.")
+        str | None,
+        Option(
+            help="Shapes of models to time with random weights, separated by commas; by default all, unless the "
+            "preset's weights are quantized."
+        ),
     ] = None,
     context_: Annotated[int, Option("--context", min=1, help="Tokens in the cache.")] = 128,
     json_: JsonFile = None,
@@ -226,7 +230,7 @@ def roofline(
 
     check_writable(json_)
     Settings(k=k)
-    asked = list(lab.SHAPES) if shapes is None else [shape for shape in shapes.split(",") if shape]
+    asked = [shape for shape in (shapes or "").split(",") if shape]
     for shape in asked:
         if shape not in lab.SHAPES:
             raise BadInput(f"There is no shape called {shape!r}. Choose from: {', '.join(lab.SHAPES)}.")
@@ -236,7 +240,12 @@ def roofline(
             raise BadInput(f"{models.chosen.name} holds {sizes}.")
         stream, lengths = lab.Stream(loaded.device, lab.BUFFER, lab.REPEATS), [1, k + 1]
         makers, stored = lab.engines(loaded), loaded.weights_dtype
-        rows = list(lab.passes(models.chosen.name, loaded.model, makers, lengths, context_, stream, stored=stored))
+        if shapes is None and stored.is_floating_point:
+            asked = list(lab.SHAPES)
+        elif asked and not stored.is_floating_point:
+            raise BadInput("Random weights are not quantized: leave out --shapes, or choose other --weights.")
+        kept = loaded.bytes_per_pass + context_ * loaded.token_bytes["target"]
+        rows = list(lab.passes(models.chosen.name, loaded.model, makers, lengths, context_, stream, kept=kept))
         for shape in asked:
             typer.echo(f"{shape}, random weights ...", err=True)
             rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, stream)

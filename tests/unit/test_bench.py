@@ -356,7 +356,7 @@ def test_what_cannot_be_compared_is_told(loaded: Loaded, capsys: pytest.CaptureF
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_bytes_of_a_pass(tied: bool) -> None:
     vocab, hidden, layers = 50, 32, 2
-    model = tiny("llama", vocab, tie_word_embeddings=tied)
+    model, narrow = (tiny("llama", vocab, tie_word_embeddings=tied).to(dtype) for dtype in (None, torch.float16))
     layer = 4 * (hidden * (32 + 16 + 16) + 32 * hidden + 3 * hidden * 64 + 2 * hidden)
     rest = 4 * (vocab * hidden + hidden)
     cache = 2 * 2 * 8 * 4  # keys and values of two heads of eight numbers
@@ -364,7 +364,7 @@ def test_the_bytes_of_a_pass(tied: bool) -> None:
         expected = layers * layer + rest + tokens * hidden * 4 + context * layers * cache
         assert bytes_read(model, context, tokens) == expected
         halves = (expected - context * layers * cache) // 2 + context * layers * cache  # keys and values stay wide
-        assert bytes_read(model, context, tokens, torch.float16) == halves
+        assert bytes_read(narrow, context, tokens) == halves
 
 
 def test_random_weights_are_cut_to_the_memory_there_is() -> None:
@@ -382,10 +382,15 @@ def test_a_roofline_of_a_loaded_preset(loaded: Loaded, monkeypatch: pytest.Monke
     monkeypatch.setattr(roofline, "in_turns", lambda works, turns: in_turns(works, turns) | beside)
     makers = roofline.engines(loaded)
     ours = ["native"] if loaded.engine == "native" else ["fused", "not bit-exact"]
-    rows = list(roofline.passes("toy", loaded.model, makers, lengths=[1, 4], context=8, stream=stream, all_layers=5))
+    kept = loaded.bytes_per_pass + 8 * loaded.token_bytes["target"]
+    rows = list(roofline.passes("toy", loaded.model, makers, [1, 4], 8, stream, all_layers=5, kept=kept))
     cases = [(engine, tokens) for tokens in (1, 4) for engine in (*ours, "eager")]
     assert [(row["engine"], row["tokens"]) for row in rows] == cases
     assert {(row["layers"], row["all_layers"]) for row in rows} == {(2, 5)}
+    eager = [row["bytes"] for row in rows if row["engine"] == "eager"]
+    assert all(row["bytes"] == kept or row["engine"] == "eager" for row in rows)
+    assert eager == [bytes_read(loaded.model, 8, tokens) for tokens in (1, 4)]
+    assert kept == pytest.approx(eager[0], rel=0.01)  # the same weights
     for row in rows:  # the least time is told by what the memory streamed beside the passes
         assert row["floor_ms"] == pytest.approx(1000 * row["bytes"] / streamed[row["tokens"]])
         assert row["achieved"] == pytest.approx(row["floor_ms"] / row["ms"])
