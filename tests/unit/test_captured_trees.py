@@ -203,7 +203,7 @@ def test_a_captured_test_of_a_tree_is_that_of_its_own_rows(settings: Settings) -
     """Though it is filled up to one of a few sizes with a token that may be the target's own."""
     plain, captured, vocab, longest = rule_for(settings), rule_for(settings), 4, 0
     functions = CapturedFunctions(recorded)
-    captured.use(SimpleNamespace(captured=functions))  # type: ignore[arg-type]
+    captured.use(SimpleNamespace(captured=functions))
     random = torch.Generator().manual_seed(5)
     for nodes in [*range(1, MAX_NODES), MAX_NODES]:
         parents = [int(torch.randint(-1, place, (1,), generator=random)) for place in range(nodes)]
