@@ -78,7 +78,7 @@ class Match(Rule):
         else:
             keys = to_device(self._draft_numbers(position + depth for depth in row_depths(tested)), device)
             vector, probs = self._tested(logits, keys, x, q, parent_rows(tested, device))
-            self._end_round(position, probs)
+            self._end_round(position, probs, draft)
             sizes = k + 1, k + 1, k + 1, k
         own, own_p, margins, p, q_x, ids = unpacked(vector, *sizes, 0 if q is None else k, 0 if x is None else k)
         return follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], tested.token_ids))

@@ -180,7 +180,7 @@ class Rejection(Rule):
         draws = self._uniforms(TESTING, row_depths(tested))
         self._round += 1
         vector, probs = self._tested(logits, *read_of(tested, draws, logits.device))
-        self._end_round(position, probs)
+        self._end_round(position, probs, draft)
         return judged(draft, draws, vector)
 
     def _test(

@@ -188,6 +188,7 @@ class Rule:
         """A column of `probs` [1, V], int64 [1]."""
         raise NotImplementedError
 
-    def _end_round(self, position: int, target_probs: Tensor) -> None:
-        """Keep what was read as the last round's."""
-        self.last_round, self._draft_probs = LastRound(position, target_probs, self._draft_probs), []
+    def _end_round(self, position: int, target_probs: Tensor, draft: Draft) -> None:
+        """Keep what was read as the last round's, without the rows of `_filled`."""
+        probs = target_probs[: len(draft.token_ids) + 1]
+        self.last_round, self._draft_probs = LastRound(position, probs, self._draft_probs), []

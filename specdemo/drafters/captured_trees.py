@@ -13,10 +13,9 @@ from torch import Tensor
 from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
 from ..decoding.sampling import certainty
 from ..engines.gpu.capture import CapturedFunctions
-from ..engines.rows import MOST_ROWS
+from ..engines.rows import MOST_ROWS, WIDTH
 from ..system.hardware import packed, to_device, unpacked
 from ..types import MAX_NODES, Draft, NotFinite
-from .tree import WIDTH
 
 VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table
 

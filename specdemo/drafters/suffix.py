@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from ..decoding.drafter import Drafter, DrafterParts
 from ..decoding.rule import Rule
+from ..engines.rows import WIDTH
 from ..engines.runner import Runner
 from ..types import Draft
 from .suffix_automaton import LONGEST, ROOT, SuffixAutomaton
-from .tree import WIDTH, Child, grow
+from .tree import Child, grow
 
 AFTER = -1  # stands after every remembered text, and is no token
 FACTOR = 4  # a path has at most so many tokens for each token that matches

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from ..decoding.drafter import answered
 from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
-from ..engines.rows import MOST_ROWS
+from ..engines.rows import MOST_ROWS, WIDTH
 from ..engines.runner import Wanted
 from ..types import Draft, NotFinite
 from .chain import NextLogits, fitted
 
-WIDTH = 8  # the most children of a token, and the most tokens that a model reads at once
 State = TypeVar("State")
 Child = tuple[int, float, State]
 

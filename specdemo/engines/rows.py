@@ -17,6 +17,7 @@ from ..system.hardware import to_device
 MOST_ROWS = 64  # of a pass that branches: the ancestors of a row are the bits of a word
 # Captured work has a fixed number of rows. There are few of these sizes, and trees are filled up to them.
 TREES = MOST_ROWS, 48, 32, 24, 17, 9
+WIDTH = 8  # the most children of a token of a tree, and the most of its tokens that a drafter's pass reads
 
 
 def size_of_tree(rows: int) -> int:

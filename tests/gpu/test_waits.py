@@ -23,7 +23,7 @@ from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.runner import Runner
-from specdemo.types import MAX_NODES, Settings
+from specdemo.types import MAX_NODES, REJECTION, Settings
 
 from .helpers import Copying, pair_of, tiny
 
@@ -31,14 +31,15 @@ REAL_VOCAB = 151_936
 
 
 def test_a_round_waits_once(device: torch.device) -> None:
-    """With each drafter, greedy and sampled. A CPU waits for nothing: there reads of numbers off the device count."""
+    """With each drafter, greedy, sampled and by rejection. A CPU waits for nothing: there reads of numbers off the
+    device count."""
     pair = pair_of(tiny("qwen3", device, REAL_VOCAB if device.type == "cuda" else 300))
     greedy, found = Settings(k=5, max_new_tokens=64), dict[str, int]()
-    for settings in (greedy, replace(greedy, temperature=1.0, top_k=50, top_p=0.9)):
+    for settings in every_way(greedy):
         for name, make in drafters(pair, settings).items():
             runner = GraphRunner(pair.graphs, 80)
             events = decode(Decoding(runner, make(runner), [1, 2, 3] * 5, rule_for(settings)))
-            found[f"{name} at T = {settings.temperature:.0f}"] = waits_of_a_round(device, events)
+            found[f"{name} at T = {settings.temperature:.0f}, {settings.rule}"] = waits_of_a_round(device, events)
     assert found == dict.fromkeys(found, 1)
 
 
@@ -47,12 +48,12 @@ def test_a_round_with_a_tree_waits_twice(device: torch.device, monkeypatch: pyte
     monkeypatch.setattr(draft_model, "DEPTHS", eagle.DEPTHS)
     pair = pair_of(tiny("qwen3", device, REAL_VOCAB if device.type == "cuda" else 300))
     greedy, found = Settings(k=eagle.DEPTHS, max_new_tokens=64, tree=True), dict[str, int]()
-    for settings in (greedy, replace(greedy, temperature=1.0, top_k=50, top_p=0.9)):
+    for settings in every_way(greedy):
         for name, make in drafters(pair, settings).items():
             if name != "prompt-lookup":  # it drafts on the host
                 runner = GraphRunner(pair.graphs, 80 + MAX_NODES)
                 events = decode(Decoding(runner, make(runner), [1, 2, 3] * 5, rule_for(settings)))
-                found[f"{name} at T = {settings.temperature:.0f}"] = waits_of_a_round(device, events)
+                found[f"{name} at T = {settings.temperature:.0f}, {settings.rule}"] = waits_of_a_round(device, events)
     assert found == dict.fromkeys(found, 2)
 
 
@@ -66,6 +67,11 @@ def test_a_tree_is_read_and_a_path_kept_without_a_wait(device: torch.device) -> 
             runner.forward([4, 5, 6, 7], [-1, 0, 0, 2])
             runner.keep([0, 2, 3])
     assert seen == []
+
+
+def every_way(greedy: Settings) -> list[Settings]:
+    drawn = replace(greedy, temperature=1.0, top_k=50, top_p=0.9)
+    return [greedy, drawn, replace(drawn, rule=REJECTION)]
 
 
 def drafters(pair: Pair, settings: Settings) -> dict[str, Callable[[Runner], Drafter]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +20,11 @@ from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.block import DFlash2, DSpark
 from specdemo.drafters.heads.drafter import DEEPEST, HeadDrafter
-from specdemo.drafters.tree import WIDTH, grow_by_logits
+from specdemo.drafters.tree import grow_by_logits
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
-from specdemo.engines.rows import MOST_ROWS, TREES
-from specdemo.types import MAX_NODES, REJECTION, RULES, Draft, NotFinite, Settings
+from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
+from specdemo.types import MAX_K, MAX_NODES, REJECTION, RULES, Draft, DraftOutcome, NotFinite, Settings
 from tests.gpu.helpers import ByTable, tree_of_host
 from tests.unit import test_graph
 from tests.unit.enumerate_decode import distance
@@ -54,7 +53,7 @@ SETTINGS = [
 HEADS: list[type[HeadDrafter]] = [*test_graph.HEADS, DSpark, DFlash2]
 KINDS = {kind.name: kind for kind in HEADS}
 CAPTURED = [kind.name for kind in test_graph.HEADS]
-MOST_LAUNCHES = 20
+MOST_LAUNCHES, MORE_TO_MOVE = 20, 6
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +150,7 @@ def rounds(toy: ModelToy, name: str, settings: Settings) -> list[Round]:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("settings", SETTINGS[:3], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize(
     ("name", "depths"),
     [*((name, eagle.DEPTHS) for name in CAPTURED), ("draft-model", 2), ("draft-model", eagle.DEPTHS)],
@@ -181,12 +180,13 @@ def test_a_tree_is_drafted_with_a_wait_for_each_call(
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("settings", SETTINGS[:3], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("name", [*CAPTURED, "draft-model"])
 def test_a_tree_launches_a_few_operations_outside_its_captured_work(
     name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a round: half of them are copies into fixed buffers."""
+    """In a round: half of them are copies into fixed buffers. More move the keys, values and states of a path between
+    whose rows others lie."""
     monkeypatch.setattr(test_graph, "recorded", captured_apart)
     monkeypatch.setattr(draft_model, "DEPTHS", eagle.DEPTHS)
     events, launched = run(graph_toy(), name, replace(settings, k=eagle.DEPTHS, max_new_tokens=80)), list[int]()
@@ -194,31 +194,38 @@ def test_a_tree_launches_a_few_operations_outside_its_captured_work(
         with test_graph.Launches() as seen:
             event = next(events)
         if place > 5 and isinstance(event, Round) and event.drafted:  # before, some are captured
-            launched.append(seen.count)
-    assert 0 < median(launched) <= MOST_LAUNCHES
+            path = [row for row, token in enumerate(event.drafted) if token.outcome is DraftOutcome.ACCEPTED]
+            launched.append(seen.count - (0 if is_beginning(path) else MORE_TO_MOVE))
+    assert 0 < min(launched) <= max(launched) <= MOST_LAUNCHES
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_captured_test_of_a_tree_is_that_of_its_own_rows(settings: Settings) -> None:
-    """Though it is filled up to one of a few sizes with a token that may be the target's own."""
+    """Though it is filled up to one of a few sizes with a token that may be the target's own; after chains of all
+    lengths, which are captured too."""
     plain, captured, vocab, longest = rule_for(settings), rule_for(settings), 4, 0
     functions = CapturedFunctions(recorded)
     captured.use(SimpleNamespace(captured=functions))
     random = torch.Generator().manual_seed(5)
-    for nodes in [*range(1, MAX_NODES), MAX_NODES]:
-        parents = [int(torch.randint(-1, place, (1,), generator=random)) for place in range(nodes)]
+    trees = [
+        [int(torch.randint(-1, place, (1,), generator=random)) for place in range(nodes)]
+        for nodes in range(1, MAX_NODES + 1)
+    ]
+    for nodes, parents in [*((k, None) for k in range(MAX_K + 1)), *((len(tree), tree) for tree in trees)]:
         token_ids = torch.randint(vocab, (nodes,), generator=random).tolist()
         logits = 2 * torch.randn(nodes + 1, vocab, generator=random)
         for q in (None, torch.rand(nodes, generator=random, dtype=torch.float64)):
             draft = Draft(token_ids, q=q, parents=parents)
             verdict = captured.verify(logits, draft, 9)
             assert verdict == plain.verify(logits, draft, 9)
-            longest = max(longest, verdict.accepted)
+            longest = max(longest, verdict.accepted if parents else 0)
         if plain.last_round and captured.last_round:
             probs = plain.last_round.target_probs
-            assert captured.last_round.target_probs[: nodes + 1].equal(probs)
+            assert captured.last_round.target_probs.equal(probs)
     assert longest > 2
-    assert len(functions(captured.kind, captured._test)._calls) == 2 * len(TREES)
+    rows = [*range(1, MAX_K + 2), *TREES]
+    shapes = 2 * len(rows if settings.temperature else {*rows})  # a greedy test does not read which row follows which
+    assert len(functions(captured.kind, captured._test)._calls) == shapes
 
 
 def test_a_call_is_the_same_operations_on_the_same_memory_whatever_tree_it_grows() -> None:

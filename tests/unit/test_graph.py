@@ -139,8 +139,12 @@ class CountedWaits(TorchDispatchMode):
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name and name != "lookahead"])
 @pytest.mark.parametrize(
     "settings",
-    [Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24), Settings(k=3, max_new_tokens=24)],
-    ids=["sampled", "greedy"],
+    [
+        Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24),
+        Settings(k=3, max_new_tokens=24),
+        Settings(k=3, temperature=0.8, rule=REJECTION, max_new_tokens=24),
+    ],
+    ids=["sampled", "greedy", "rejection"],
 )
 def test_a_round_reads_numbers_off_the_device_once(
     name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +238,13 @@ def captured_apart(work: Work) -> Work:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["draft-model", "eagle", "block", "medusa", "p-eagle"])
 @pytest.mark.parametrize(
-    ("settings", "most"), [(Settings(top_k=20, top_p=0.9, temperature=0.8), 16), (Settings(), 14)], ids=str
+    ("settings", "most"),
+    [
+        (Settings(top_k=20, top_p=0.9, temperature=0.8), 16),
+        (Settings(), 14),
+        (Settings(temperature=0.8, rule=REJECTION), 16),
+    ],
+    ids=str,
 )
 def test_a_round_launches_a_few_operations_outside_its_captured_work(
     name: str, settings: Settings, most: int, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,8 @@ import torch
 
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.medusa import Medusa
-from specdemo.drafters.tree import WIDTH
 from specdemo.engines.cpu.library import library_for
+from specdemo.engines.rows import WIDTH
 from specdemo.types import MAX_NODES, Draft, Settings
 from tests.unit import published
 from tests.unit.published import LAYERS, write

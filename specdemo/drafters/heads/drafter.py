@@ -13,14 +13,14 @@ from torch import Tensor
 from ...decoding.drafter import DrafterParts, ModelDrafter
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
-from ...engines.rows import MOST_ROWS
+from ...engines.rows import MOST_ROWS, WIDTH
 from ...engines.runner import Runner, States, Wanted, states_of
 from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, MAX_NODES, Draft, Verdict
 from ..captured_trees import CapturedTrees
 from ..chain import CapturedChains, draw_chain
-from ..tree import WIDTH, grow_by_logits
+from ..tree import grow_by_logits
 from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes

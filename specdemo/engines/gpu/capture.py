@@ -12,10 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...system.progress import tell
 from ...types import MAX_K
+from ..rows import TREES
 
 log = logging.getLogger(__name__)
-MOST_SHAPES, MOST_KINDS = 2 * MAX_K, 4  # of functions that are captured when they are first called
+# Of functions that are captured when they are first called. A test has the most shapes: those of chains of up to K
+# tokens and of trees, with the drafter's probabilities and without.
+MOST_SHAPES, MOST_KINDS = 2 * (MAX_K + 1 + len(TREES)), 4
 
 Work = Callable[[], Any]  # runs on a GPU and returns tensors
 Capture = Callable[[Work], Work]
@@ -91,6 +95,7 @@ class CapturedFunction:
 
     def _captured(self, arguments: Iterable[Any]) -> tuple[tuple[Any, ...], Work | None]:
         """Buffers like some arguments, and the captured call; None where it cannot be captured."""
+        tell("capturing a part of a round")
         own = tuple(part.clone() if isinstance(part, Tensor) else part for part in arguments)
         try:
             return own, self.capture(partial(self.function, *own))
