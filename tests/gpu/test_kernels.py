@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
@@ -40,6 +40,9 @@ LOOKS: list[dict[str, Any]] = [
     {"window": 1},
 ]
 SHAPES = (8, 2, 64), (6, 6, 32), (9, 3, 16), (4, 2, 256)  # numbers of heads and of key heads, and their width
+WIDER = 36, 4, 64  # of a model so wide that its kernels let the next ones start later
+# The lines and columns of a weight: of few columns, of many, and so large that a program computes 32 rows of a product.
+WEIGHTS = (70, 512), (2100, 576), (9728, 1024)
 WIDE, LONG = 8250, 5000  # a product's rows and a cache's capacity for which the kernels take larger tiles
 
 
@@ -57,7 +60,7 @@ def test_passes_are_made_of_tritons_kernels(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, pytest.param(WIDER, marks=pytest.mark.slow)], ids=str)
 def test_operations_agree_with_float64(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     """`shape` is the number of heads and of key heads, and their width."""
     functions, errors = fastest(device), dict[str, float]()
@@ -129,8 +132,8 @@ def operation_inputs(
     yield "write_kv", [noise(count, (heads + 2 * kv_heads) * width), None, turns, keys, values, start, STUMPS], {}
     for seen in LOOKS:
         yield "attend", [noise(count, heads, width), keys, values, start, STUMPS], seen
+    yield "product", [Linear.unpacked(noise(WIDE, width), None), noise(count, width)], {}
     if not live:
-        yield "product", [Linear.unpacked(noise(WIDE, hidden), None), noise(count, hidden)], {}
         keys, values = noise(2, kv_heads, LONG, width)
         for seen in ({}, {"window": LONG // 3}):
             yield "attend", [noise(count, heads, width), keys, values, start + LONG - count, None], seen
@@ -171,6 +174,42 @@ def check_choices(functions: ModuleType, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", WEIGHTS, ids=str)
+def test_a_row_of_a_product_is_the_same_bits_in_every_pass(
+    cuda: torch.device, dtype: torch.dtype, size: tuple[int, int]
+) -> None:
+    functions = fastest(cuda)
+    if functions is ops:
+        pytest.skip("passes are made of torch's own operations here")
+    assert products_unlike_alone(functions, *size, (2, 6, 16, 17, 33, MOST_ROWS), cuda, dtype) == []
+
+
+def products_unlike_alone(
+    functions: ModuleType, outer: int, inner: int, counts: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> list[tuple[str, int]]:
+    """The products of so many rows of which a row is not bit for bit what it is alone."""
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    x, added, norm = noise(max(counts), inner), noise(max(counts), outer), Norm(noise(inner), None, 1e-5)
+    biased = Linear.unpacked(noise(outer, inner), noise(outer))
+    plain = Linear.unpacked(noise(outer, inner), None)
+    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "plain": lambda x, _: functions.product(plain, x),
+        "biased, added, normed": lambda x, added: functions.product(biased, x, norm, added),
+        "gated": lambda x, _: functions.product(plain, x, norm, None, True),
+    }
+    differing = list[tuple[str, int]]()
+    for name, way in ways.items():
+        alone = torch.cat([way(*row) for row in zip(x.split(1), added.split(1), strict=True)])
+        several = ((count, way(x[:count], added[:count])) for count in counts)
+        differing += [(name, count) for count, rows in several if not torch.equal(rows, alone[:count])]
+    return differing
+
+
+@pytest.mark.gpu
 def test_a_row_of_attention_is_the_same_bits_in_every_pass(cuda: torch.device) -> None:
     """A token read alone and the same token read among 17. Torch's own operations do not promise this."""
     functions = fastest(cuda)
@@ -194,7 +233,7 @@ BESIDE = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, WIDER], ids=str)
 def test_a_row_is_the_same_bits_whatever_texts_are_read_beside(
     cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
@@ -252,7 +291,7 @@ def chains_unlike_alone(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, WIDER], ids=str)
 def test_a_row_of_a_tree_is_the_same_bits_as_that_of_its_chain(
     cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:

@@ -141,6 +141,26 @@ for dtype, shape, live in ((single, (3, 1, 64), 63), (half, (2, 2, 32), 128)):
         for look in ({}, {"window": 66, "cap": 2.0}):
             assert leaves_unlike_their_chains(*asked, most=1, **look) == 0, (name, shape, live, look)
 """
+# With the tile of 32 rows, which a large product of 16 bits has from 17 rows on, and the columns of a wide one.
+PRODUCTS = """
+import torch
+from specdemo.engines.gpu import kernels, products
+from tests.gpu.test_kernels import products_unlike_alone
+
+torch.manual_seed(0)
+products.LARGE, products.NARROW = 2000, 60
+launch, tiles = products._product, set()
+class Noted:
+    def __getitem__(self, programs):
+        def launched(*given, **constants):
+            tiles.add((constants["ROWS"], constants["COLUMNS"]))
+            return launch[programs](*given, **constants)
+        return launched
+products._product = Noted()
+for outer in (40, 70):
+    assert products_unlike_alone(kernels, outer, 96, (2, 17), torch.device("cpu"), torch.bfloat16) == [], outer
+assert tiles == {(16, 8), (32, 8), (16, 32), (32, 32)}
+"""
 PASSED_TREES = """
 import torch
 from specdemo.bench.models import captured
@@ -213,7 +233,7 @@ for family in ("qwen3", "gemma3_text"):
 
 
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
-EXACT["experts and rows"] = WITH_EXPERTS
+EXACT |= {"experts and rows": WITH_EXPERTS, "rows of a product": PRODUCTS}
 SCRIPTS = {"draw": DRAWN, "depth of a tree": GROWN, "pass": WITH_NUMPY + PASSED + LIKE_LLAMA}
 SCRIPTS |= {"families": WITH_NUMPY + PASSED + OTHERS, "experts": WITH_NUMPY + PASSED + EXPERTS}
 SCRIPTS |= {name: WITH_NUMPY + BY_ROWS + script for name, script in EXACT.items()}
