@@ -13,51 +13,41 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import product
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import Qwen3Config
 
-from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Event, Round
-from ..decoding.loop import rule_for
 from ..decoding.match import Match
-from ..drafters.draft_model import DraftModel
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
-from ..engines.choose import MakeRunner, runner_maker
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
-from ..engines.rows import MOST_ROWS
 from ..models.loaded import load
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..racing.provenance import commit
 from ..racing.race import start
-from ..racing.stats import Stats
 from ..studies.prompts import read_prompts, some
 from ..studies.readers import ALONE as WITHOUT
 from ..studies.readers import decode_group, group_of, summarise
 from ..studies.tables import text_table, told
 from ..system.hardware import device_name
-from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings
-from .cases import ALONE, ASSISTED, COMPILED, HF, TUNED, Case, cases_of_ours
-from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots
-from .hf import generate
-from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, first_layers, like, random_head, shape_of
+from ..types import AUTO, MATCH, MAX_NODES, Settings
+from .cases import ALONE, TREE, cases_of_ours
+from .gpu_pair import made_ahead, made_pair
+from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots, smaller_passes
+from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, like, random_head, shape_of
 from .results import size_of
 from .rows import Row, tree_rows
 from .throughput import bench
 
-DAMPED = 0.02  # the later layers of a made target write this share of their output
 HEAD_K = 4
 ROUNDS_OF = "eagle", "lookup-eagle", "block", "medusa", "lookup-ngram", "ngram"
 TREE_DRAFTERS, TREE_TEMPERATURES = ("lookup-ngram", "eagle", "medusa"), (0.0, 1.0)
@@ -68,11 +58,13 @@ LAUNCHES = "cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyA
 TINY_TARGET = Qwen3Config(**shape_of(64, 4, 4, 2, 96, 97, head_dim=16, tie_word_embeddings=False))
 FULL = Sizes(
     *("Qwen3-4B", SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], SMALL, 4, 512, 128, 15, 2**32),
+    {"Qwen3-0.6B": SHAPES["Qwen3-0.6B"], "SmolLM2-135M": SMALL},
     *((1, 3, 5, 8, 16), (8, 16, 32, MAX_NODES), (1, 2, 4, 8, 16), DEFAULT_PRESET, "domains.jsonl", 0),
 )
 QUICK = replace(FULL, repeats=5, ks=(3, 5), trees=(16, 32), new_tokens=96, readers=(1, 4, 16), each=1)
 TINY = Sizes(
     *("tiny", TINY_TARGET, like(TINY_TARGET, num_hidden_layers=2), TINY_TARGET, 2, 24, 12, 2, 2**16),
+    {"tinier": like(TINY_TARGET, num_hidden_layers=1)},
     *((1, 3), (3, 6), (1, 2), "nanogpt-shakespeare", "plays-heldout.jsonl", 1),
 )
 
@@ -130,8 +122,8 @@ def forced_rounds(on: Gpu) -> None:
         with on.trying(f"forced rounds, K = {k}"):
             for passing in sorted({0, k // 2, k}):
                 drafter, runner = pair.drafter(capacity, Match(Settings())), GraphRunner(graphs, capacity)
-                run = rounds(on, runner, drafter, prompt, k, passing)
-                on.add("round, forced", f"K = {k}, {passing} pass", **cost_of(run, k))
+                cost = cost_of(rounds(on, runner, drafter, prompt, k, passing), k)
+                on.add("round, forced", f"K = {k}, {passing} pass", **cost, drafted_token_ms=cost["draft_ms"] / k)
 
 
 def heads(on: Gpu) -> None:
@@ -152,101 +144,6 @@ def heads(on: Gpu) -> None:
             on.add("round with a head", what, **cost_of(rounds(on, runner, drafter, prompt, k, k // 2), k))
 
 
-# A made pair -----------------------------------------------------------------------------------------------
-
-
-def made_target(on: Gpu) -> PreTrainedModel:
-    """A random model whose layers after those that draft do little.
-
-    It does not share its embedding with its output: a random model that does repeats its last token for ever.
-    """
-    model = on.model(like(on.sizes.target, tie_word_embeddings=False))
-    layers: Any = model.base_model.layers
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.fill_(1) if weight.dim() == 1 else weight.uniform_(-0.02, 0.02)  # norms, and all else
-        for layer in layers[on.sizes.draft_layers :]:
-            layer.self_attn.o_proj.weight.mul_(DAMPED)
-            layer.mlp.down_proj.weight.mul_(DAMPED)
-    return model
-
-
-def made_pair(on: Gpu) -> None:
-    """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
-    target, ks = made_target(on), on.sizes.ks
-    draft, prompt = first_layers(target, on.sizes.draft_layers), on.prompt(target)
-    settings = Settings(k=0, max_new_tokens=on.sizes.new_tokens)
-    loaded: Any = SimpleNamespace(model=target, draft_model=draft, eos_ids=frozenset())
-    best = 0.0
-    compiled = [Case(COMPILED)] if on.device.type == "cuda" else []
-    for case in (
-        Case(HF),
-        *compiled,
-        Case(ASSISTED, "draft-model"),
-        *(Case(TUNED, "draft-model", k) for k in ks if k < MAX_K),
-    ):
-        name = case.method + (f", K = {case.k}" if case.k else "")
-        with on.trying(f"transformers, {name}"):
-            runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
-            speed = median(filter(None, (run["tokens_per_second"] for run in runs)))  # None where it was held up
-            on.add("made pair, transformers", name, tokens_per_second=speed)
-            best = max(best, speed) if case.method in (ASSISTED, TUNED) else best
-    graphs = slots(on, FusedModel.of(target), "the made target")
-    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
-    if not graphs or not draft_graphs:
-        return
-    pair, costs = Pair(target, graphs, draft_graphs), None
-    every = [replace(settings, k=k) for k in (0, *ks)]
-    with on.trying("the costs for K = auto"):
-        costs = CostModel(measure_passes(GraphRunner(graphs, MAX_K + 2), rule_for(settings), MAX_K))
-        every.append(replace(settings, k=AUTO))
-    for asked in [*every, *(replace(settings, k=nodes, tree=True) for nodes in on.sizes.trees)]:
-        size = f"{'a tree of' if asked.tree else 'K ='} {asked.k}"
-        with on.trying(f"ours, {size}"):
-            drafter = None if asked.k else NoDrafter()
-            known = None if asked.tree else costs
-            stats = [Stats.of(pair.events(prompt, asked, drafter, known)) for _ in range(4)][1:]
-            speed = median(stat.tokens / stat.seconds for stat in stats)
-            on.add(
-                *("made pair, ours", f"draft model, {size}" if asked.k else "alone"),
-                tokens_per_second=speed,
-                acceptance_rate=stats[-1].acceptance_rate,
-                tokens_per_round=stats[-1].tokens_per_round,
-                rows=stats[-1].drafted / stats[-1].rounds + 1,
-                to_best_assisted=speed / best if best else None,
-            )
-
-
-def made_ahead(on: Gpu) -> None:
-    """The draft model of a made pair drafts while the target verifies: beside it on the same device, or on the CPU."""
-    target = made_target(on)
-    draft = first_layers(target, on.sizes.draft_layers)
-    graphs = slots(on, FusedModel.of(target), "the made target")
-    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
-    if not graphs or not draft_graphs:
-        return
-    pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
-    capacity, vocab = len(prompt) + on.sizes.new_tokens + MOST_ROWS, target.config.get_text_config().vocab_size
-    engine, on_cpu = runner_maker(deepcopy(draft).to("cpu"))
-    makers: dict[str, MakeRunner] = {
-        "on the same device": partial(GraphRunner, draft_graphs),
-        f"on the CPU ({engine})": on_cpu,
-    }
-    for (where, make), k, ahead in product(makers.items(), on.sizes.ks[:2], (0, 1, 3)):
-        what = f"{where}, K = {k}, " + (f"ahead for {ahead} outcomes a place" if ahead else "in turn")
-        with on.trying(what):
-            asked = Settings(k=k, max_new_tokens=on.sizes.new_tokens, ahead=ahead)
-            runs = [
-                [*pair.events(prompt, asked, DraftModel(make(capacity), vocab, rule_for(asked)))] for _ in range(4)
-            ][1:]
-            told = [event.ahead for event in runs[-1] if isinstance(event, Round) and event.ahead]
-            on.add(
-                *("made pair, ahead", what),
-                tokens_per_second=median(stat.tokens / stat.seconds for stat in map(Stats.of, runs)),
-                hits=sum(each.hit for each in told) / len(told) if told else None,
-            )
-
-
 # Trees -----------------------------------------------------------------------------------------------------
 
 
@@ -261,12 +158,17 @@ def preset_trees(on: Gpu) -> None:
         runs = bench(loaded, asked, [ALONE, *drafting], TREE_TEMPERATURES, *texts)["runs"]
     finally:
         loaded.release()
-    for row in tree_rows(runs):
+    summed = tree_rows(runs)
+    for row in summed:
         what = f"{row['drafter']} at T = {row['temperature']:g}, {size_of(row)}"
         to_chain = (row["to_chain"] or {}).get("tokens_per_second")
         figures = {"tokens_per_second": row["tokens_per_second"].mean, "tokens_per_round": row["tokens_per_round"]}
         figures |= {"rows": row["rows"], "to_best_chain": to_chain.mean if to_chain else None}
         on.add(f"trees of {on.sizes.preset}", what, **figures)
+    for words, trees in (("trees", True), ("chains", False)):
+        mine = [row for row in summed if (row["method"] == TREE) == trees]
+        same, texts = (sum(row[count] for row in mine) for count in ("identical", "runs"))
+        on.add(f"texts by {words} equal to the target's own", f"{same} of {texts}", identical=same, texts=texts)
 
 
 def preset_rounds(on: Gpu, tree: bool = False) -> None:
@@ -305,11 +207,16 @@ def preset_tree_rounds(on: Gpu) -> None:
 
 
 def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> float | None:
-    """What the host launches on a GPU in a round, on average: kernels outside captured work, graphs and copies."""
+    """What the host launches on a GPU in a round, on average: kernels outside captured work, graphs and copies.
+
+    The prompt and the first round, in which a draft model reads it, do not count.
+    """
     if on.device.type != "cuda":
         return None
+    events = iter(run())
+    next(event for event in events if isinstance(event, Round))
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        count = sum(isinstance(event, Round) for event in run())
+        count = sum(isinstance(event, Round) for event in events)
     return sum(each.count for each in seen.key_averages() if each.key.startswith(LAUNCHES)) / count
 
 
@@ -341,7 +248,7 @@ def preset_readers(on: Gpu) -> None:
 
 
 PARTS: dict[str, tuple[Callable[[Gpu], None], ...]] = {
-    "passes": (target_passes,),
+    "passes": (target_passes, smaller_passes),
     "rounds": (forced_rounds, heads, preset_rounds, made_pair),
     "trees": (preset_tree_rounds, preset_trees),
     "batch": (preset_readers,),
@@ -352,8 +259,22 @@ PARTS: dict[str, tuple[Callable[[Gpu], None], ...]] = {
 
 SHAPES_OF_ROWS = {
     **{"part": "", "what": "", "gb_per_second": ".0f", "ms": ".3f", "floor_ms": ".3f", "achieved": ".0%"},
-    **{"draft_ms": ".3f", "launches": ".1f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "rows": ".1f"},
-    **{"acceptance_rate": ".0%", "hits": ".0%", "to_best_assisted": ".2f", "to_best_chain": ".2f", "to_alone": ".2f"},
+    **{
+        "draft_ms": ".3f",
+        "drafted_token_ms": ".3f",
+        "launches": ".1f",
+        "tokens_per_second": ".1f",
+        "tokens_per_round": ".2f",
+        "rows": ".1f",
+    },
+    **{
+        "acceptance_rate": ".0%",
+        "hits": ".0%",
+        "to_best_assisted": ".2f",
+        "to_compiled": ".2f",
+        "to_best_chain": ".2f",
+        "to_alone": ".2f",
+    },
 }
 
 

@@ -58,6 +58,7 @@ class Sizes:
     new_tokens: int
     repeats: int
     buffer: int  # bytes
+    smaller: dict[str, PreTrainedConfig]  # other shapes of which passes are measured
     ks: tuple[int, ...]
     trees: tuple[int, ...]
     readers: tuple[int, ...]
@@ -155,6 +156,22 @@ def passes(on: Gpu, model: PreTrainedModel, fused: FusedModel, graphs: Graphs | 
             on.add("plain decoding", name, tokens_per_second=1 / took, **floor)
 
 
+def smaller_passes(on: Gpu) -> None:
+    """Captured passes of the other shapes."""
+    for name, config in on.sizes.smaller.items():
+        with on.trying(f"passes of {name}"):
+            model = on.model(config)
+            if graphs := slots(on, FusedModel.of(model), name):
+                runner, prompt = GraphRunner(graphs, on.sizes.context + MAX_K + 1), on.prompt(model)
+                runner.prefill(prompt)
+                for count in (1, 6, MAX_K + 1):
+                    took = on.seconds(partial(_read, runner, prompt[:count], IN_A_ROW)) / IN_A_ROW
+                    size = bytes_read(model, on.sizes.context, count)
+                    what = f"{name}, T = {count}, one of {IN_A_ROW} in a row"
+                    on.add("pass of a smaller shape", what, **against_memory(took, size, on.rate))
+                runner.release()
+
+
 def _read(runner: Runner, ids: Sequence[int], times: int) -> None:
     length = runner.length
     for _ in range(times):
@@ -206,8 +223,9 @@ def parts(
     not stop the others. Its bytes are those of the weights or of the keys and values that it reads, None if neither.
     """
     model, made = graphs.model, functions
-    buffers = Buffers(model, max(live + count, graph.ROOM))
-    where = torch.tensor([[live] * count, [0] * count], device=model.embedding.device)
+    buffers = Buffers(model, graphs.capacity_for(live + count))
+    where = torch.zeros(2, max(graph.TOGETHER), dtype=torch.long, device=model.embedding.device)
+    where[0] = live  # lines of the engine's length: where the second one lies, decides which kernel Triton compiles
     first, keys, values = model.layers[0], buffers.keys, buffers.values
     x = torch.randn(count, model.embedding.shape[1]).to(where.device, model.dtype)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,22 +15,25 @@ import torch
 from typer.testing import CliRunner
 
 from specdemo.bench import gpu as bench_gpu
-from specdemo.bench import gpu_passes
+from specdemo.bench import gpu_pair, gpu_passes
+from specdemo.bench.cases import COMPILED, HF, Case
 from specdemo.bench.gpu import TINY, Gpu, measure
 from specdemo.bench.gpu_passes import parts
 from specdemo.bench.rows import Row
 from specdemo.cli.main import app
+from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.engines import ops
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.layout import FusedModel
-from specdemo.types import BadInput
+from specdemo.types import BadInput, FinishReason, Token, TokenKind
 
 from ..gpu.helpers import graphs_of, tiny
 from .toys import cpu_engine
 
 pytestmark = pytest.mark.usefixtures("little_room")
 CPU = torch.device("cpu")
+TOKEN = Token(1, TokenKind.TARGET)
 FEW = replace(TINY, ks=(1,), repeats=1)
 TREES = "draft model, a tree of 3", "draft model, a tree of 6"
 AT = "on the same device", f"on the CPU ({cpu_engine(torch.float32)})"
@@ -58,7 +62,8 @@ def test_every_measurement_gives_its_rows() -> None:
     found = measured(TINY)
     rows = [row for part in found.values() for row in part.values()]
     expected = {"memory", "capture", "part of a pass, ops", "pass, graph", "plain decoding", "round, forced"}
-    expected |= {"rounds of nanogpt-shakespeare", "made pair, ahead"}
+    expected |= {"rounds of nanogpt-shakespeare", "made pair, ahead", "pass of a smaller shape"}
+    expected |= {f"texts by {drafts} equal to the target's own" for drafts in ("trees", "chains")}
     assert found.keys() >= expected
     assert "failed" not in found
     assert tuple(found["plain decoding"]) == ENGINES
@@ -67,6 +72,8 @@ def test_every_measurement_gives_its_rows() -> None:
     assert [*forced] == ["K = 1, 0 pass", "K = 1, 1 pass", *(f"K = 3, {passing} pass" for passing in (0, 1, 3))]
     every = forced["K = 3, 3 pass"]
     assert every["tokens_per_second"] == pytest.approx(4 * 1000 / every["ms"])
+    assert every["drafted_token_ms"] == pytest.approx(every["draft_ms"] / 3)
+    assert [*found["pass of a smaller shape"]] == [f"tinier, T = {count}, one of 10 in a row" for count in (1, 6, 17)]
     heads = found["round with a head"]
     ways = [f"{kind}, {way}" for kind in ("eagle", "block") for way in ("captured", "as it comes")]
     assert [*heads] == ["alone", *ways]
@@ -78,6 +85,9 @@ def test_every_measurement_gives_its_rows() -> None:
     trees = found["trees of nanogpt-shakespeare"]
     assert len(trees) == 2 * 5  # by the bigram table: the fastest chain, auto, two trees, auto
     assert all(row["to_best_chain"] > 0 for what, row in trees.items() if "fastest" not in what)
+    for drafts, count in (("trees", 12), ("chains", 8)):  # of two prompts; auto that may draft trees counts as trees
+        (same,) = found[f"texts by {drafts} equal to the target's own"].values()
+        assert same["identical"] == same["texts"] == count, drafts
     readers = found["readers of nanogpt-shakespeare"]
     drafting = [f"{size} at once, {way}" for size in (1, 2) for way in ("alone", "ngram, K = 3")]
     assert [*readers] == drafting
@@ -93,6 +103,44 @@ def test_where_weights_are_in_float16_everything_can_be_measured_too() -> None:
     found = measured(dtype=torch.float16)
     assert "failed" not in found
     assert found.keys() >= {"part of a pass, ops", "round, forced"}
+
+
+@pytest.mark.slow
+def test_the_fastest_of_ours_is_compared_with_transformers_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_pair, "cases_of_others", lambda on: [Case(HF), Case(COMPILED)])
+    monkeypatch.setattr(gpu_pair, "generate", lambda loaded, case, *_: {"tokens_per_second": 1 + len(case.method)})
+    rows = list[Row]()
+    gpu_pair.made_pair(Gpu(CPU, torch.float32, FEW, rows.append))
+    ours = {row["what"]: row["tokens_per_second"] for row in rows if row["part"] == "made pair, ours"}
+    fastest = max(ours, key=lambda what: ours[what])
+    assert rows[-1]["part"] == "made pair, the fastest to transformers compiled"
+    assert (rows[-1]["what"], rows[-1]["to_compiled"]) == (fastest, ours[fastest] / 12)
+
+
+def test_what_the_prompt_launches_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the first round, in which a draft model reads it."""
+    counting, launched = False, 0
+
+    @contextmanager
+    def profiled(activities: object) -> Iterator[Any]:
+        nonlocal counting
+        counting = True
+        yield SimpleNamespace(key_averages=lambda: [SimpleNamespace(key="cudaLaunchKernel", count=launched)])
+
+    def run() -> Iterator[Event]:
+        nonlocal launched
+        prompt, one, last = (
+            Prefilled(5, TOKEN, 0.1),
+            Round(0, (), (TOKEN,), 0.0, 0.1, 0.1),
+            Finished(FinishReason.LENGTH),
+        )
+        for event, launches in ((prompt, 900), (one, 80), (one, 7), (one, 11), (last, 0)):
+            launched += launches * counting
+            yield event
+
+    monkeypatch.setattr(bench_gpu, "profile", profiled)
+    on = Gpu(torch.device("cuda"), torch.float32, FEW, list[Row]().append)
+    assert bench_gpu.launches(on, run) == 9
 
 
 # What fails ------------------------------------------------------------------------------------------------
@@ -118,7 +166,7 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
     monkeypatch.setattr(gpu_passes, "captured", captured)
     monkeypatch.setattr(gpu_passes, "ops_for", lambda model: kernels)
     found = measured()
-    models = "the target", "the draft model", "a small target", "the made target", "its draft model"
+    models = "the target", "tinier", "the draft model", "a small target", "the made target", "its draft model"
     slots = [f"a slot of {model}, as fast as can be" for model in models]
     assert [*found["failed"]] == [slots[0], *(f"attend, kernels, T = {count}" for count in (1, 6, 17)), *slots[1:]]
     captures = [what for what in found["capture"] if "nothing to compile" not in what]
@@ -143,7 +191,7 @@ def test_a_slot_a_part_or_a_calibration_that_fails_costs_its_own_rows_only(monke
 
     monkeypatch.setattr(bench_gpu, "another_slot", broken)
     monkeypatch.setattr(gpu_passes, "parts", some)
-    monkeypatch.setattr(bench_gpu, "measure_passes", broken)
+    monkeypatch.setattr(gpu_pair, "measure_passes", broken)
     found = measured()
     assert [*found["failed"]] == ["another slot", "parts of a pass, ops, T = 6", "the costs for K = auto"]
     assert len(found["part of a pass, ops"]) == 2 * 7
@@ -158,9 +206,9 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
         monkeypatch.setattr(owner, name, lambda *asked: broken() if when(*asked) else whole(*asked))
 
     monkeypatch.setattr(gpu_passes, "EagerRunner", broken)
-    monkeypatch.setattr(bench_gpu, "generate", broken)
+    monkeypatch.setattr(gpu_pair, "generate", broken)
     broken_in(gpu_passes, "Forced", lambda settings, passing: passing == 3)
-    broken_in(bench_gpu.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
+    broken_in(gpu_pair.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
     found = measured(TINY)
     others = "hf", "hf-assisted", "hf-assisted-tuned, K = 1", "hf-assisted-tuned, K = 3"
     assert set(found["failed"]) == {

@@ -1,0 +1,133 @@
+"""Texts of a *made pair* on a GPU: of a random target whose later layers do little, and whose first layers draft."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..decoding.costs import CostModel, measure_passes
+from ..decoding.events import Round
+from ..decoding.loop import rule_for
+from ..drafters.draft_model import DraftModel
+from ..drafters.none import NoDrafter
+from ..engines.choose import MakeRunner, runner_maker
+from ..engines.gpu.graph import GraphRunner
+from ..engines.layout import FusedModel
+from ..engines.rows import MOST_ROWS
+from ..racing.stats import Stats
+from ..types import AUTO, MAX_K, Settings
+from .cases import ASSISTED, COMPILED, HF, TUNED, Case
+from .gpu_passes import Gpu, slots
+from .hf import generate
+from .models import Pair, first_layers, like
+
+DAMPED = 0.02  # the later layers of a made target write this share of their output
+
+
+def made_target(on: Gpu) -> PreTrainedModel:
+    """A random model whose layers after those that draft do little.
+
+    It does not share its embedding with its output: a random model that does repeats its last token for ever.
+    """
+    model = on.model(like(on.sizes.target, tie_word_embeddings=False))
+    layers: Any = model.base_model.layers
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(1) if weight.dim() == 1 else weight.uniform_(-0.02, 0.02)  # norms, and all else
+        for layer in layers[on.sizes.draft_layers :]:
+            layer.self_attn.o_proj.weight.mul_(DAMPED)
+            layer.mlp.down_proj.weight.mul_(DAMPED)
+    return model
+
+
+def made_pair(on: Gpu) -> None:
+    """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
+    target = made_target(on)
+    draft, prompt = first_layers(target, on.sizes.draft_layers), on.prompt(target)
+    settings = Settings(k=0, max_new_tokens=on.sizes.new_tokens)
+    loaded: Any = SimpleNamespace(model=target, draft_model=draft, eos_ids=frozenset())
+    speeds, ours = dict[Case, float](), dict[str, float]()
+    for case in cases_of_others(on):
+        name = case.method + (f", K = {case.k}" if case.k else "")
+        with on.trying(f"transformers, {name}"):
+            runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
+            speed = median(filter(None, (run["tokens_per_second"] for run in runs)))  # None where it was held up
+            on.add("made pair, transformers", name, tokens_per_second=speed)
+            speeds[case] = speed
+    assisted = max((speed for case, speed in speeds.items() if case.method in (ASSISTED, TUNED)), default=0.0)
+    compiled = speeds.get(Case(COMPILED))
+    graphs = slots(on, FusedModel.of(target), "the made target")
+    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
+    if not graphs or not draft_graphs:
+        return
+    pair, costs = Pair(target, graphs, draft_graphs), None
+    every = [replace(settings, k=k) for k in (0, *on.sizes.ks)]
+    with on.trying("the costs for K = auto"):
+        costs = CostModel(measure_passes(GraphRunner(graphs, MAX_K + 2), rule_for(settings), MAX_K))
+        every.append(replace(settings, k=AUTO))
+    for asked in [*every, *(replace(settings, k=nodes, tree=True) for nodes in on.sizes.trees)]:
+        size = f"{'a tree of' if asked.tree else 'K ='} {asked.k}"
+        with on.trying(f"ours, {size}"):
+            drafter = None if asked.k else NoDrafter()
+            known = None if asked.tree else costs
+            stats = [Stats.of(pair.events(prompt, asked, drafter, known)) for _ in range(4)][1:]
+            speed = median(stat.tokens / stat.seconds for stat in stats)
+            name = f"draft model, {size}" if asked.k else "alone"
+            ours[name] = speed
+            on.add(
+                *("made pair, ours", name),
+                tokens_per_second=speed,
+                acceptance_rate=stats[-1].acceptance_rate,
+                tokens_per_round=stats[-1].tokens_per_round,
+                rows=stats[-1].drafted / stats[-1].rounds + 1,
+                to_best_assisted=speed / assisted if assisted else None,
+                to_compiled=speed / compiled if compiled else None,
+            )
+    if ours and compiled:
+        fastest = max(ours, key=lambda name: ours[name])
+        on.add("made pair, the fastest to transformers compiled", fastest, to_compiled=ours[fastest] / compiled)
+
+
+def cases_of_others(on: Gpu) -> list[Case]:
+    """The ways of transformers to write a text: compiled on a GPU only, where others use it."""
+    compiled = [Case(COMPILED)] if on.device.type == "cuda" else []
+    tuned = [Case(TUNED, "draft-model", k) for k in on.sizes.ks if k < MAX_K]
+    return [Case(HF), *compiled, Case(ASSISTED, "draft-model"), *tuned]
+
+
+def made_ahead(on: Gpu) -> None:
+    """The draft model of a made pair drafts while the target verifies: beside it on the same device, or on the CPU."""
+    target = made_target(on)
+    draft = first_layers(target, on.sizes.draft_layers)
+    graphs = slots(on, FusedModel.of(target), "the made target")
+    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
+    if not graphs or not draft_graphs:
+        return
+    pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
+    capacity, vocab = len(prompt) + on.sizes.new_tokens + MOST_ROWS, target.config.get_text_config().vocab_size
+    engine, on_cpu = runner_maker(deepcopy(draft).to("cpu"))
+    makers: dict[str, MakeRunner] = {
+        "on the same device": partial(GraphRunner, draft_graphs),
+        f"on the CPU ({engine})": on_cpu,
+    }
+    for (where, make), k, ahead in product(makers.items(), on.sizes.ks[:2], (0, 1, 3)):
+        what = f"{where}, K = {k}, " + (f"ahead for {ahead} outcomes a place" if ahead else "in turn")
+        with on.trying(what):
+            asked = Settings(k=k, max_new_tokens=on.sizes.new_tokens, ahead=ahead)
+            runs = [
+                [*pair.events(prompt, asked, DraftModel(make(capacity), vocab, rule_for(asked)))] for _ in range(4)
+            ][1:]
+            told = [event.ahead for event in runs[-1] if isinstance(event, Round) and event.ahead]
+            on.add(
+                *("made pair, ahead", what),
+                tokens_per_second=median(stat.tokens / stat.seconds for stat in map(Stats.of, runs)),
+                hits=sum(each.hit for each in told) / len(told) if told else None,
+            )
