@@ -111,7 +111,15 @@ def runner_of_weights(
 
 def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
     tell("compiling the kernels for this GPU and capturing the passes")
-    make = partial(GraphRunner, captured(model, CudaCapture(model.embedding.device), slots))
+    device = model.embedding.device
+    graphs = captured(model, CudaCapture(device), slots)
+    if graphs.ops is not ops:
+        tell("compiling the kernels that draw tokens and grow trees")
+        from .gpu import noise, trees
+
+        noise.prepare(model.vocab_size, device)
+        trees.prepare(device)
+    make = partial(GraphRunner, graphs)
     warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)
     warm_up.release()

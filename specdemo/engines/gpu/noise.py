@@ -10,6 +10,13 @@ from torch import Tensor
 BLOCK, BLOCKS = 1024, 8  # tokens of a step, and steps of one program
 
 
+def prepare(size: int, device: torch.device) -> None:
+    """Compile `race` for a vocabulary of `size` tokens."""
+    probs, keys = torch.ones(1, size, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    for ids in (None, torch.arange(size, device=device)):
+        race(probs, keys, ids)
+
+
 def race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`noise.draw` for probabilities float32 [T, V], keys int64 [T] and the tokens int64 [V], None for all."""
     (rows, size), parts = probs.shape, triton.cdiv(probs.shape[1], BLOCK * BLOCKS)
@@ -17,7 +24,7 @@ def race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> tuple[Tensor
     tokens = torch.empty(rows, parts, dtype=torch.int64, device=probs.device)
     own = ids is not None
     _race[(rows, parts)](
-        *(probs.contiguous(), keys, ids if own else keys, times, tokens, size, rows * parts),
+        *(probs.contiguous(), keys, ids if own else tokens, times, tokens, size, rows * parts),
         OWN_IDS=own,
         BLOCK=BLOCK,
         BLOCKS=BLOCKS,
@@ -37,7 +44,8 @@ def _mix(x):  # type: ignore[no-untyped-def]
     return x ^ (x >> 31)
 
 
-@triton.jit
+# The keys of a row may lie anywhere among others. Without this there would be several kernels, for one and more rows.
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["keys"])
 def _race(  # type: ignore[no-untyped-def]
     probs,
     keys,

@@ -7,9 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..rows import MOST_ROWS
+from ...types import MAX_NODES
+from ..rows import MOST_ROWS, WIDTH
 
 COMPARED = 2**12  # pairs of values at a time
+
+
+def prepare(device: torch.device) -> None:
+    """Compile `grown` for the trees of drafters that read `WIDTH` tokens at once: after the text, and after a depth."""
+    table, limits = (torch.zeros(size, dtype=torch.float64, device=device) for size in ((4, MAX_NODES + 1), (2,)))
+    one = torch.zeros(1, dtype=torch.long, device=device)
+    for read in (1, WIDTH):
+        places = one.new_zeros(read)
+        ids = one.new_zeros(read, WIDTH)
+        grown(table, places, places != 0, one, one, ids, ids.float(), limits, WIDTH, MOST_ROWS)
 
 
 def grown(
@@ -77,7 +88,7 @@ def _named(  # type: ignore[no-untyped-def]
     return value, share, parent, row, at
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_rows"])
 def _grown(  # type: ignore[no-untyped-def]
     table,
     places,
