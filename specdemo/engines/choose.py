@@ -117,8 +117,11 @@ def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
         tell("compiling the kernels that draw tokens and grow trees")
         from .gpu import noise, trees
 
-        noise.prepare(model.vocab_size, device)
-        trees.prepare(device)
+        try:
+            noise.prepare(model.vocab_size, device)
+            trees.prepare(device)
+        except Exception:  # chains at T = 0 need neither
+            log.warning("A kernel cannot be compiled ahead: the first round that needs it compiles it.", exc_info=True)
     make = partial(GraphRunner, graphs)
     warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)
