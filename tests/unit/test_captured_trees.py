@@ -1,8 +1,8 @@
-"""Trees that are grown in captured calls: those of the host, with a wait for each call, and texts of the target."""
+"""Drafts of captured calls: trees are those of the host, with a wait for each call, and texts are the target's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.events import Round
+from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rule import Rule
 from specdemo.drafters import draft_model
 from specdemo.drafters.captured_trees import CapturedTrees
+from specdemo.drafters.chain import CapturedChains
 from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.block import DFlash2, DSpark
 from specdemo.drafters.heads.drafter import DEEPEST, HeadDrafter
@@ -27,13 +29,14 @@ from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
 from specdemo.types import MAX_K, MAX_NODES, REJECTION, RULES, Draft, DraftOutcome, NotFinite, Settings
 from tests.gpu.helpers import ByTable, tree_of_host
 from tests.unit import test_graph
-from tests.unit.enumerate_decode import distance
+from tests.unit.enumerate_decode import distance, emitted_distribution
 from tests.unit.test_graph import GraphToy, captured_apart, graph_toy, run
 from tests.unit.test_trees import ENUMERATED, texts_with
 from tests.unit.toys import (
     MODEL_VOCAB,
     PROMPT,
     ModelToy,
+    TableRunner,
     head_after,
     ids_of,
     paths_of,
@@ -53,6 +56,7 @@ SETTINGS = [
 HEADS: list[type[HeadDrafter]] = [*test_graph.HEADS, DSpark, DFlash2]
 KINDS = {kind.name: kind for kind in HEADS}
 CAPTURED = [kind.name for kind in test_graph.HEADS]
+CHAIN = Settings(temperature=1, k=2, max_new_tokens=4, rule=REJECTION)
 MOST_LAUNCHES, MORE_TO_MOVE = 20, 6
 
 
@@ -275,6 +279,52 @@ def test_the_text_follows_the_targets_distribution(table: Tensor, settings: Sett
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
 
 
+class ChainByPairs(Drafter):
+    """Chains by a table of its own, [V, V'], drawn in captured calls; V' tokens of the vocabulary can be drawn."""
+
+    name = "pairs"
+
+    def __init__(self, table: Tensor, token_ids: Tensor | None, rule: Rule) -> None:
+        self.rule, self.table = rule, table
+        functions = CapturedFunctions(recorded)  # of one run: a capture draws, too
+        self.chains = CapturedChains(self.following, functions, token_ids, len(table))
+
+    def following(self, logits: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
+        return lambda tokens: self.table[tokens[-1]] if tokens else logits
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        return self.chains.draw([self.table[context[-1:]]], k, self.rule, len(context))
+
+
+@pytest.mark.parametrize(
+    ("settings", "few"),
+    [
+        (CHAIN, True),
+        (replace(CHAIN, temperature=1.5, top_k=2), False),
+        (replace(CHAIN, temperature=0.7, top_p=0.9), True),
+        pytest.param(CHAIN, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_text_with_captured_chains_follows_the_targets_distribution(
+    table: Tensor, settings: Settings, few: bool
+) -> None:
+    own, token_ids = random_table(7)[0].log().float(), torch.tensor([0, 2]) if few else None
+    own = own if token_ids is None else own[:, token_ids]
+    longest = 0
+
+    def seen(events: Sequence[Event]) -> None:
+        nonlocal longest
+        longest = max(longest, *(len(event.emitted) for event in events if isinstance(event, Round)))
+
+    def start(rule: Rule) -> tuple[TableRunner, Drafter]:
+        return TableRunner(table), ChainByPairs(own, token_ids, rule)
+
+    emitted = emitted_distribution(start, PROMPT, settings, seen=seen)
+    assert sum(emitted.values()) == pytest.approx(1, abs=1e-6)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-6
+    assert longest == settings.k + 1
+
+
 @pytest.fixture(scope="module")
 def on_graphs() -> GraphToy:
     with pytest.MonkeyPatch.context() as patch:
@@ -282,9 +332,13 @@ def on_graphs() -> GraphToy:
         return graph_toy()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["eagle", "medusa", "draft-model"])
-def test_the_text_is_the_targets_own(on_graphs: GraphToy, name: str, temperature: float) -> None:
-    settings = Settings(k=20, temperature=temperature, seed=3, max_new_tokens=30, tree=True)
+@pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])
+@pytest.mark.parametrize("name", [*CAPTURED, "draft-model"])
+def test_the_text_is_the_targets_own(on_graphs: GraphToy, name: str, tree: bool, temperature: float) -> None:
+    settings = Settings(k=20 if tree else 4, temperature=temperature, seed=3, max_new_tokens=30, tree=tree)
     alone_ = ids_of(list(run(on_graphs, "none", replace(settings, k=0, tree=False))))
-    assert ids_of(list(run(on_graphs, name, settings))) == alone_
+    events = list(run(on_graphs, name, settings))
+    assert ids_of(events) == alone_
+    assert any(event.drafted for event in events if isinstance(event, Round))
