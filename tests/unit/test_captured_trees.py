@@ -322,7 +322,7 @@ def test_a_text_with_captured_chains_follows_the_targets_distribution(
     emitted = emitted_distribution(start, PROMPT, settings, seen=seen)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-6)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-6
-    assert longest == settings.k + 1
+    assert longest == 3, "both tokens passed in some run"
 
 
 @pytest.fixture(scope="module")
