@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config
 
@@ -195,7 +196,7 @@ def preset_rounds(on: Gpu, tree: bool = False) -> None:
                         what,
                         ms=1000 * median(event.seconds for event in run),
                         draft_ms=1000 * median(event.draft_seconds or 0 for event in run),
-                        launches=launches(on, partial(start, loaded, name, ids, asked_for)),
+                        **launches(on, partial(start, loaded, name, ids, asked_for)),
                     )
     finally:
         loaded.release()
@@ -206,18 +207,23 @@ def preset_tree_rounds(on: Gpu) -> None:
     preset_rounds(on, tree=True)
 
 
-def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> float | None:
-    """What the host launches on a GPU in a round, on average: kernels outside captured work, graphs and copies.
+def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> dict[str, float]:
+    """Of a round, on average, the `launches` of the host (kernels outside captured work, graphs and copies) and the
+    `kernels` that run on the GPU, captured or not. Nothing without a GPU.
 
     The prompt and the first round, in which a draft model reads it, do not count.
     """
     if on.device.type != "cuda":
-        return None
+        return {}
     events = iter(run())
     next(event for event in events if isinstance(event, Round))
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         count = sum(isinstance(event, Round) for event in events)
-    return sum(each.count for each in seen.key_averages() if each.key.startswith(LAUNCHES)) / count
+    launched = [each for each in seen.key_averages() if each.key.startswith(LAUNCHES)]
+    there = [each for each in seen.key_averages() if each.device_type == DeviceType.CUDA]
+    kernels = [each for each in there if not each.key.startswith(("Memcpy", "Memset"))]
+    found = {"launches": launched, "kernels": kernels}
+    return {name: sum(each.count for each in those) / count for name, those in found.items()}
 
 
 # Several readers at once -----------------------------------------------------------------------------------
@@ -263,6 +269,7 @@ SHAPES_OF_ROWS = {
         "draft_ms": ".3f",
         "drafted_token_ms": ".3f",
         "launches": ".1f",
+        "kernels": ".1f",
         "tokens_per_second": ".1f",
         "tokens_per_round": ".2f",
         "rows": ".1f",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from typer.testing import CliRunner
 
 from specdemo.bench import gpu as bench_gpu
@@ -125,7 +126,16 @@ def test_what_the_prompt_launches_does_not_count(monkeypatch: pytest.MonkeyPatch
     def profiled(activities: object) -> Iterator[Any]:
         nonlocal counting
         counting = True
-        yield SimpleNamespace(key_averages=lambda: [SimpleNamespace(key="cudaLaunchKernel", count=launched)])
+        yield SimpleNamespace(key_averages=rows)
+
+    def rows() -> list[Any]:
+        found = (
+            ("cudaLaunchKernel", DeviceType.CPU, launched),
+            ("_product", DeviceType.CUDA, 5 * launched),
+            ("Memcpy HtoD", DeviceType.CUDA, 3),
+            ("aten::add", DeviceType.CPU, 4),
+        )
+        return [SimpleNamespace(key=key, device_type=device, count=count) for key, device, count in found]
 
     def run() -> Iterator[Event]:
         nonlocal launched
@@ -140,7 +150,7 @@ def test_what_the_prompt_launches_does_not_count(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(bench_gpu, "profile", profiled)
     on = Gpu(torch.device("cuda"), torch.float32, FEW, list[Row]().append)
-    assert bench_gpu.launches(on, run) == 9
+    assert bench_gpu.launches(on, run) == {"launches": 9, "kernels": 45}
 
 
 # What fails ------------------------------------------------------------------------------------------------
