@@ -16,7 +16,7 @@ from ..system.hardware import compute_dtype, free_memory, unquantized
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
-from .families import head_width, is_hybrid, knows, mixtures
+from .families import Scales, head_width, is_hybrid, knows, mixtures
 from .fused import FusedRunner, SharedPasses
 from .gpu.capture import Capture, CudaCapture
 from .gpu.graph import GraphRunner, Graphs
@@ -84,7 +84,8 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
     inner += [of_layer.inner for of_layer in mixtures(config)]
     if library and width % (2 * library.step) == 0 and all(size % library.step == 0 for size in inner):
         return "native", True
-    return "fused", compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
+    packed = compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
+    return "fused", packed and not Scales.of(config).score_cap
 
 
 def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:

@@ -12,16 +12,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdemo.engines.choose import expected_engine
+from specdemo.engines import choose, linear
+from specdemo.engines.choose import expected_engine, runner_maker
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import FAMILIES, knows
-from specdemo.engines.fused import FusedRunner
+from specdemo.engines.fused import MOST_ROWS, FusedRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.ropes import rotation_bytes
-from specdemo.engines.runner import Runner
 from specdemo.models.weights import shapes
-from specdemo.system.hardware import QUANTIZED
+from specdemo.system.hardware import QUANTIZED, cpu_multiplies_bf16
 
 needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")
 
@@ -93,13 +93,20 @@ def model_of(name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def runner_of(model: PreTrainedModel, engine: str, dtype: torch.dtype = torch.float32) -> Runner:
+def runner_of(
+    model: PreTrainedModel, engine: str, dtype: torch.dtype = torch.float32, capacity: int = 64
+) -> FusedRunner:
     fused = FusedModel.of(model, dtype)
     if engine == "fused":
-        return FusedRunner(fused, 64)
+        return FusedRunner(fused, capacity)
     native = native_model(fused)
     assert native is not None
-    return NativeRunner(native, 64)
+    return NativeRunner(native, capacity)
+
+
+def without_a_compiler(patch: pytest.MonkeyPatch) -> None:
+    for module in (choose, linear):
+        patch.setattr(module, "library_for", lambda dtype: None)
 
 
 @pytest.fixture(params=CASES)
@@ -142,6 +149,39 @@ def test_the_logits_of_a_token_are_the_same_bits_in_every_pass(model: PreTrained
     runner.rollback(len(prompt))
     branch = runner.forward([CHAIN[row] for row in (0, 1, 3, 4, 6)])
     assert torch.equal(tree[[0, 1, 3, 4, 6]], branch)
+
+
+@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="such weights are widened here")
+@pytest.mark.sampled(7)
+@torch.inference_mode()
+def test_in_bfloat16_torchs_own_products_give_the_same_bits_in_every_pass(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In passes of as many rows as the engine says, at the ends of what its attention reads at once."""
+    without_a_compiler(monkeypatch)
+    runner = runner_of(model, "fused", torch.bfloat16, 600)
+    if runner.exact_rows == 0:
+        assert model.config.model_type == "gemma2" or not linear.can_pack(torch.bfloat16)
+        return
+    ids = torch.randint(1, 61, (600,), generator=torch.Generator().manual_seed(1)).tolist()
+    for start in (3, 185, 505):
+        passes = []
+        for rows in (1, 4, MOST_ROWS):
+            runner.prefill(ids[:start])
+            places = range(start, start + 2 * MOST_ROWS, rows)
+            passes.append(torch.cat([runner.forward(ids[i : min(i + rows, places.stop)]) for i in places]))
+        assert all(torch.equal(passes[0], one) for one in passes), start
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_report_says_of_a_family_in_bfloat16_what_its_runner_does(
+    model: PreTrainedModel, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        without_a_compiler(monkeypatch)
+    engine, make = runner_maker(model, dtype=torch.bfloat16)
+    told = expected_engine(model.config, torch.bfloat16, torch.device("cpu"))
+    assert told == (engine, make(8).exact_rows > 0)
 
 
 @needs_native
