@@ -84,21 +84,6 @@ def test_a_row_has_the_same_bits_whatever_rows_share_its_experts(kind: str, weig
     assert torch.equal(runner.forward(ids[1:6]), alone[:5])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_in_bfloat16_torchs_rows_are_the_same_bits_up_to_nine(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdemo.engines.linear.library_for", lambda dtype: None)
-    runner = FusedRunner(FusedModel.of(made(kind).bfloat16()), 64)
-    if not runner.exact_rows:
-        pytest.skip("nothing is packed on this CPU")
-    ids = [(5 * i + 3) % MODEL_VOCAB for i in range(28)]
-    passes = []
-    for rows in (1, 3, 9):
-        runner.prefill(ids[:1])
-        passes.append(torch.cat([runner.forward(ids[begin : begin + rows]) for begin in range(1, len(ids), rows)]))
-    assert all(torch.equal(logits, passes[0]) for logits in passes)
-
-
 @pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "fused"])
 @torch.inference_mode()
 def test_experts_that_no_row_chose_are_not_read(engine: str) -> None:

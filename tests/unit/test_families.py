@@ -83,10 +83,11 @@ HOW_IT_WORKS = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 CHAIN, TREE = [7, 8, 9, 10, 11, 12, 13], [-1, 0, 0, 1, 3, 2, 4]
 
 
-def model_of(name: str) -> PreTrainedModel:
+def model_of(name: str, **more: Any) -> PreTrainedModel:
     kind, fields = CASES[name]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **fields}), dtype=torch.float32)
+    config = AutoConfig.for_model(kind, **{**SIZES, **fields, **more})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for weight in model.parameters():  # norms begin as ones, and biases as zeros
             weight.normal_(0.3, 0.4) if weight.dim() == 1 else weight.normal_(0, 0.15)
