@@ -6,7 +6,7 @@ import json
 import shutil
 import struct
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache, partial
 from io import StringIO
@@ -27,6 +27,7 @@ IDENTITY = "identity.json"
 HEAD_OF_ARRAY, SIZE = struct.Struct("<IQ"), struct.Struct("<Q")  # in a GGUF file: kind and count; bytes of a string
 # What transformers would parse with the configuration, and reads again for the tokenizer. It counts the tokens, though.
 UNREAD = {f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges")}
+WHOLE = {*READ, "gpt2"}  # llama.cpp's names of models of whose weights some are several tensors, or no rows of one
 CONVERTING = "converting the weights (only this once)"
 Copies = Mapping[str, str | None]  # from number types to the `variant` of `from_pretrained`
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second
@@ -174,6 +175,10 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
 
     from ..engines.families import knows
     from .checkpoint import empty_model
+    from .gguf_weights import read_weights
+
+    def read(done: float) -> None:
+        progress(done, CONVERTING)
 
     place, name = str(gguf.parent), gguf.name
     with gguf.open("rb") as file:
@@ -184,12 +189,11 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
         as_stored = copies == STORED
         dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
         experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
-        merged = experts and not (as_stored and knows(config))
-        if merged or header.architecture in {*READ, "gpt2"}:  # transformers reads several tensors for a weight
+        if header.architecture in WHOLE or (experts and not (as_stored and knows(config))):
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
         elif as_stored and knows(config):
             model = empty_model(config)
-            weights = _read(gguf, header.architecture, model, dtype, progress, as_stored)
+            weights = read_weights(gguf, header.architecture, model, dtype, read, as_stored)
             save_file(weights, folder / weights_file(None), {"format": "pt"})
             weights.clear()
             model.config.save_pretrained(folder)
@@ -197,7 +201,11 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
                 model.generation_config.save_pretrained(folder)
             copies = {}
         else:
-            model = _opened(gguf, header.architecture, config, dtype, progress)
+            model = empty_model(config)
+            weights = read_weights(gguf, header.architecture, model, dtype, read)
+            model.load_state_dict(weights, strict=False, assign=True)
+            weights.clear()
+            model.tie_weights()
             copies = ONE_COPY if as_stored else copies
         for copy, variant in copies.items():
             model.to(getattr(torch, copy)).save_pretrained(folder, variant=variant)
@@ -254,84 +262,6 @@ def _read_quickly() -> Iterator[None]:
         yield
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map = plain
-
-
-def _opened(
-    gguf: Path, architecture: str, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress
-) -> PreTrainedModel:
-    """The model of a GGUF file. Its weights are converted one after another, so memory holds only one of them twice."""
-    from .checkpoint import empty_model
-
-    model = empty_model(config)
-    model.load_state_dict(_read(gguf, architecture, model, dtype, progress), strict=False, assign=True)
-    model.tie_weights()
-    return model
-
-
-def _read(
-    gguf: Path,
-    architecture: str,
-    model: PreTrainedModel,
-    dtype: torch.dtype,
-    progress: Progress,
-    as_stored: bool = False,
-) -> dict[str, torch.Tensor]:
-    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized.
-
-    transformers' tables say which weight a tensor is, and how its rows are ordered.
-
-    Raises:
-        LoadError: naming what is missing or has another shape.
-    """
-    import numpy as np
-    import torch
-    from gguf import GGUFReader, dequantize
-    from transformers import modeling_gguf_pytorch_utils as tables
-
-    from ..engines.quantized import READERS, Quantized, Weight, of_blocks
-    from .checkpoint import check_whole
-    from .experts import experts_of_gguf, joint_name_of_gguf
-    from .weights import SEPARATOR
-
-    found, shapes = dict[str, torch.Tensor](), dict[str, Sequence[int]]()
-    wanted, tensors = dict(model.named_parameters()), GGUFReader(str(gguf)).tensors
-    processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
-    names, experts = tables.get_gguf_hf_weights_map(model, processor), dict[str, list[Any]]()
-
-    def processed(numbers: Any, tensor: Any) -> Any:
-        return processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
-
-    def keep(name: str, weight: Weight, shape: Sequence[int]) -> None:
-        shapes[name] = shape
-        if isinstance(weight, Quantized):
-            found.update({f"{name}{SEPARATOR}{part}": numbers for part, numbers in weight.parts().items()})
-        else:
-            found[name] = weight
-
-    for done, tensor in enumerate(tensors):
-        progress(done / len(tensors), CONVERTING)
-        kind, size = tensor.tensor_type.name, tensor.data.shape[:1]
-        if (name := joint_name_of_gguf(tensor.name)) in wanted:
-            experts.setdefault(name, []).append(tensor)
-            continue
-        if as_stored and kind in READERS:
-            rows = processed(np.arange(*size, dtype=np.float32)[:, None], tensor)  # in which order they are wanted
-            order = rows.weights[:, 0].astype(int)
-            if (name := names.get(rows.name)) in wanted and np.array_equal(np.sort(order), range(*size)):
-                in_order = np.array_equal(order, range(*size))
-                weight = of_blocks(tensor.data if in_order else tensor.data[order], kind)
-                keep(name, weight, weight.shape)
-                continue
-        one = processed(dequantize(tensor.data, tensor.tensor_type), tensor)
-        if (name := names.get(one.name)) in wanted:
-            plain = torch.from_numpy(np.array(one.weights)).to(dtype)
-            keep(name, plain, plain.shape)
-    for name, halves in experts.items():
-        keep(name, *experts_of_gguf(halves, dtype))
-    both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
-    unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
-    check_whole(gguf.name, wanted.keys() - shapes.keys(), unlike)
-    return found
 
 
 def _opened_whole(gguf: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

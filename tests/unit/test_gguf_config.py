@@ -13,8 +13,8 @@ import transformers as hf
 from torch import Tensor
 
 from specdemo.engines.families import knows
-from specdemo.models import converted
-from specdemo.models.gguf import Header, check_header, completed
+from specdemo.models import converted, gguf_weights
+from specdemo.models.gguf import Header, check_header, completed, read_header
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
@@ -189,13 +189,16 @@ def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf
 def test_weights_that_are_converted_one_by_one_are_those_that_transformers_reads(
     case: Case, gguf: Gguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A few rows at a time."""
     written(case, gguf)
     shares = list[float]()
-    converted.convert(Path(gguf.file), tmp_path / "one by one", progress=lambda share, _: shares.append(share or 0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_weights, "AT_ONCE", 1000)
+        converted.convert(Path(gguf.file), tmp_path / "one by one", progress=lambda share, _: shares.append(share or 0))
     assert shares == sorted(shares)
     assert len(shares) > 10
-    whole = converted._opened_whole
-    monkeypatch.setattr(converted, "_opened", lambda file, _, config, dtype, __: whole(file, config, dtype))
+    with Path(gguf.file).open("rb") as file:
+        monkeypatch.setattr(converted, "WHOLE", {read_header(file).architecture})
     converted.convert(Path(gguf.file), tmp_path / "whole")
     files = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert [path.name for path in sorted((tmp_path / "one by one").iterdir())] == files
