@@ -37,7 +37,10 @@ GROWING = {
     "llama_4_scaling_beta": 0.4,
     "original_max_position_embeddings": 8,
 }
-GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0}
+GRANITE = {
+    **{"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0},
+    **{"attention_bias": True, "mlp_bias": True},
+}
 SWITCH = 80  # tokens; a longer text has other angles
 LONGROPE = {
     **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": SWITCH},
@@ -51,6 +54,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "flex_olmo": EXPERTS,
     "longrope": {"rope_parameters": LONGROPE, "original_max_position_embeddings": SWITCH},
     "mistral": {"sliding_window": 12},
+    "ministral": WINDOWS,
     "ministral3": {"rope_parameters": GROWING},
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0},
     "gemma3_text": {**WINDOWS, "rope_parameters": TWO_ROPES, "query_pre_attn_scalar": 40},
@@ -66,7 +70,12 @@ def tiny(family: str, device: torch.device, vocab: int = VOCAB) -> PreTrainedMod
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     kind, fields = "phi3" if family == "longrope" else family, {**wide, **OTHER.get(family, {})}
     config = AutoConfig.for_model(kind, **sizes, **ids, **fields)
-    return AutoModelForCausalLM.from_config(config).eval().to(device)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):  # else it is zero
+                weight.normal_(0, 0.2)
+    return model.eval().to(device)
 
 
 def graphs_of(model: PreTrainedModel) -> Graphs:

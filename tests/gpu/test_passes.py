@@ -28,7 +28,7 @@ LENGTHS = (1, 3, 6, MAX_K + 1)  # of passes
 CONTEXT = 150  # tokens
 TREES = [-1, 0, 0, 0, 1, 1, 2, 5, 5], [-1, *[0] * 19]  # the parents of the rows of a pass
 FAMILIES = "llama", "qwen2", "qwen3", "gpt2", "mistral", "phi3", "glm", "gemma"
-OTHERS = "gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4", "ministral3"
+OTHERS = "gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "glm4", "ministral", "ministral3"
 WITH_EXPERTS = "mixtral", "qwen3_moe", "olmoe", "flex_olmo"
 NO_WORSE = 1.25  # the largest ratio of our error to that of transformers' forward
 HEAD_READS = ((60, 0), (1, 60), (5, 61), (17, 550), (1, 567))  # states to read, and entries in the cache before them
@@ -73,8 +73,8 @@ def check_angles(model: PreTrainedModel, graphs: Graphs) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", WITH_EXPERTS)
-def test_a_row_with_experts_is_the_same_bits_in_every_pass(cuda: torch.device, family: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("family", [*OTHERS, *WITH_EXPERTS])
+def test_a_row_is_the_same_bits_in_every_pass(cuda: torch.device, family: str, dtype: torch.dtype) -> None:
     graphs = graphs_of(tiny(family, cuda).to(dtype))
     if graphs.ops is ops:
         pytest.skip("passes are made of torch's own operations here")

@@ -21,6 +21,7 @@ from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.types import MAX_K, MAX_SEED, Settings
 
 from .helpers import VOCAB, Copying, pair_of, text_of, tiny
+from .test_passes import OTHERS, WITH_EXPERTS
 
 SMALL_VOCAB = 12  # of sampled texts, so that every text of three tokens can be counted
 FEWEST = 5  # texts that a cell of the chi-square test must be expected to hold
@@ -44,7 +45,9 @@ def test_greedy_texts_are_those_of_transformers(device: torch.device) -> None:
     assert all(same), f"{sum(same)} of {len(same)} equal to plain decoding by transformers' forward"
 
 
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["qwen3", *(pytest.param(each, marks=pytest.mark.slow) for each in (*OTHERS, *WITH_EXPERTS))]
+)
 @pytest.mark.usefixtures("nothing_packed")
 def test_drafts_change_no_bit(device: torch.device, family: str) -> None:
     """With Triton's kernels in bfloat16, where rounding decides often; in float32 on a CPU, where it never does."""
