@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
@@ -16,7 +16,7 @@ from ..system.hardware import compute_dtype, free_memory, unquantized
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
-from .families import Scales, head_width, is_hybrid, knows, mixtures
+from .families import Scales, fits_float16, head_width, is_hybrid, knows, mixtures
 from .fused import FusedRunner, SharedPasses
 from .gpu.capture import Capture, CudaCapture
 from .gpu.graph import GraphRunner, Graphs
@@ -66,12 +66,17 @@ def runner_maker(
     return "eager", partial(HybridRunner if is_hybrid(model.config) else EagerRunner, model)
 
 
+def dtype_in_range(dtype: torch.dtype, configs: Iterable[PreTrainedConfig]) -> torch.dtype:
+    """A type for models that run together: float32 instead of float16 if one of them has numbers beyond its range."""
+    return dtype if dtype != torch.float16 or all(map(fits_float16, configs)) else torch.float32
+
+
 def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> tuple[str, bool]:
     """The engine that a model will get, by its configuration alone, and whether its rows are exact to the bit.
 
     This assumes that there is memory for it, and on a GPU a compiler for Triton's kernels.
     """
-    if not knows(config):
+    if not knows(config) or device.type == "mps":
         return "eager", False
     width = head_width(config.get_text_config())
     if device.type == "cuda":

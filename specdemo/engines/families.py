@@ -19,7 +19,8 @@ class Family:
     residual stream. `above_one` says that a norm multiplies by 1 + its weight. A merged product has one name.
     `growing_queries` says that rotated queries grow with their position. `interleaved` says that a rotation turns
     numbers 0 and 1 of a head, then 2 and 3, and so on, while Llama's turns the first number of each half, then the
-    second. `scaled_embedding` says that embeddings are multiplied by the square root of their width.
+    second. `scaled_embedding` says that embeddings are multiplied by the square root of their width. `beyond_float16`
+    says that activations get larger than float16's largest number, 65504.
     """
 
     attention_norm: str | None = "input_layernorm"
@@ -35,6 +36,7 @@ class Family:
     growing_queries: bool = False
     interleaved: bool = False
     scaled_embedding: bool = False
+    beyond_float16: bool = False
     expert_size: str | None = None  # the field with the inner size of an expert, if layers have experts
 
     def has_bias(self, config: PreTrainedConfig, name: str) -> bool:
@@ -52,6 +54,7 @@ _GEMMA = Family(
     down_norm="post_feedforward_layernorm",
     above_one=True,
     scaled_embedding=True,
+    beyond_float16=True,
 )
 _GLM = Family(up=("gate_up_proj",), out_biased=False, interleaved=True)
 FAMILIES = {
@@ -220,6 +223,12 @@ def attending_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     text = config.get_text_config(decoder=True)
     kinds = (getattr(text, "layer_types", None) if is_hybrid(text) else None) or [""] * text.num_hidden_layers
     return [text.per_layer_config[index] for index, kind in enumerate(kinds) if kind not in RUNNING]
+
+
+def fits_float16(config: PreTrainedConfig) -> bool:
+    """Whether a model of this type can be computed in float16; not known of all."""
+    family = FAMILIES.get(config.get_text_config().model_type)
+    return family is None or not family.beyond_float16
 
 
 def key_heads(config: PreTrainedConfig) -> int:

@@ -21,7 +21,7 @@ from ..decoding.constraint import Constraint, tokenizer_of
 from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
 from ..drafters.names import DRAFTERS
-from ..engines.choose import MakeRunner
+from ..engines.choose import MakeRunner, dtype_in_range
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.cpu.library import library_for
 from ..engines.families import attending_layers, knows
@@ -243,13 +243,16 @@ def _load(
     preset: Preset, dtype: str | None, device: str | None, progress: Progress, eager: bool, instead_of: Loaded | None
 ) -> Loaded:
     chosen_device, draft_device = choose_devices(device)
-    chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
+    asked = preset.dtype if dtype in (None, "auto") else dtype
+    chosen_dtype = choose_dtype(asked, chosen_device)
     eager = eager or chosen_device.type == "mps"
     if eager:  # transformers cannot multiply by weights of a smaller type
         chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
     target = find_checkpoint(preset.target, chosen_dtype, progress)
     drafts = [find_checkpoint(preset.draft_model, chosen_dtype, progress, target)] if preset.draft_model else []
+    if asked in (None, "auto"):
+        chosen_dtype = dtype_in_range(chosen_dtype, [found.config for found in (target, *drafts)])
     check_skip_layers(target.config, preset)
     for found in (target, *drafts):
         check_quantizes(found.config, chosen_dtype)

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from gguf import GGMLQuantizationType
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
-from ..engines.choose import expected_engine
+from ..engines.choose import dtype_in_range, expected_engine
 from ..engines.families import FAMILIES, is_hybrid
 from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
@@ -30,7 +29,7 @@ from .loaded import LANES, check_dtype, check_prompts, context_of, embedding_row
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
-from .source import Source
+from .source import Source, Told
 from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
@@ -138,6 +137,17 @@ class Report:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What is known of a model without its weights; `header` is that of a GGUF file."""
+
+    source: Source
+    told: Told
+    config: PreTrainedConfig
+    vocabulary: Mapping[str, int]
+    header: Header | None = None
+
+
 def report_on(preset: Preset, dtype: str | None = None, device: str | None = None) -> Report:
     """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
 
@@ -146,13 +156,16 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
         LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
     chosen_device, draft_device = choose_devices(device)
-    chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
+    asked = preset.dtype if dtype in (None, "auto") else dtype
+    chosen_dtype = choose_dtype(asked, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    looking = partial(_look_at, preset=preset, dtype=chosen_dtype)
+    described = [_described(source, preset, chosen_dtype) for source in sources]
+    if asked in (None, "auto"):
+        chosen_dtype = dtype_in_range(chosen_dtype, [model.config for model in described])
     devices = chosen_device, draft_device or chosen_device
-    both = zip(sources, (LANES, 1), devices, strict=False)
-    models = [looking(source, lanes=lanes, device=where) for source, lanes, where in both]
+    each = zip(described, (LANES, 1), devices, strict=False)
+    models = [_report_of(model, lanes, preset, chosen_dtype, where) for model, lanes, where in each]
     unlike = None
     if len(models) > 1:
         target, draft = models
@@ -187,39 +200,43 @@ def _partly_on_disk(report: Report, device: torch.device) -> Report:
     return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
-def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
+def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described:
+    """What a source tells of its model without its weights."""
     with wrap_load_errors(source):
         if (of_file := source.header()) is not None:
             header, told = of_file
             check_header(str(source), header)
-            config = _config(header)
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
             told = replace(told, licence=told.licence or header.fields.get("general.license"))
-    if of_file is None:
-        found = find_checkpoint(source, dtype, ignore)
-        if source is preset.target:
-            check_prompts(found, preset)
-        told, config, vocabulary = source.told(found.revision), found.config, found.tokenizer.get_vocab()
+            return _Described(source, told, _config(header), vocabulary, header)
+    found = find_checkpoint(source, dtype, ignore)
+    if source is preset.target:
+        check_prompts(found, preset)
+    return _Described(source, source.told(found.revision), found.config, found.tokenizer.get_vocab())
+
+
+def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
+    config, header, told = model.config, model.header, model.told
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
-    skip_layers = (preset.skip_layers or 0) if source is preset.target else 0
-    part = ModelPart(str(source), config, computed if engine == "eager" else dtype, skip_layers)
-    numbers, text = part.numbers if of_file is None else header.numbers, config.get_text_config()
+    skip_layers = (preset.skip_layers or 0) if model.source is preset.target else 0
+    part = ModelPart(str(model.source), config, computed if engine == "eager" else dtype, skip_layers)
+    numbers, text = part.numbers if header is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for input rows, one laid out for the output
     row = part.keys_and_values * computed.itemsize + rotation_bytes(config, engine, computed)
     return ModelReport(
-        name=str(source),
+        name=str(model.source),
         download=told.download,
-        weights=_kept(header) if of_file and dtype == AS_STORED else numbers * bits(config, part.dtype) // 8,
+        weights=_kept(header) if header and dtype == AS_STORED else numbers * bits(config, part.dtype) // 8,
         caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=exact,
         licence=told.licence,
         gated=told.gated,
-        vocabulary=vocabulary,
+        vocabulary=model.vocabulary,
         reads=embedding_rows(config),
-        part=part if of_file is None else None,
+        part=part if header is None else None,
     )
 
 

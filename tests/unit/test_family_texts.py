@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import Pass, Runner, read_together
+from specdemo.models import loaded as loading
+from specdemo.models import report
 from specdemo.models.loaded import Loaded, load
 from specdemo.racing.race import start
 
@@ -54,7 +57,7 @@ def test_texts_read_in_one_pass_have_the_bits_of_each_alone(
 
 
 @pytest.fixture(params=CASES)
-def loaded(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast, tmp_path: Any) -> Iterator[Loaded]:
+def loaded(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[Loaded]:
     """One of the models with an untrained head. Its layers count for so much that it seldom repeats a token."""
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     model: Any = model_of(request.param, vocab_size=len(tokenizer), tie_word_embeddings=False, **ids)
@@ -81,3 +84,20 @@ def test_a_drafted_text_is_the_targets_own(loaded: Loaded) -> None:
         for drafter, tree in (("layer-skip", False), ("eagle", False), ("eagle", True)):
             drafted = list(start(loaded, drafter, prompt, replace(settings, tree=tree)))
             assert ids_of(drafted) == alone, (drafter, tree)
+
+
+@pytest.mark.parametrize(("name", "fits"), [("gemma2", False), ("gemma3", False), ("glm", True)])
+def test_float16_is_not_chosen_for_a_model_with_numbers_beyond_it(
+    name: str, fits: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where float16 is the best of a device: a GPU without bfloat16, or an Apple GPU. Who asks for it gets it."""
+    for module in (loading, report):
+        monkeypatch.setattr(module, "choose_dtype", lambda asked, device: torch.float16)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    preset = preset_of(save(model_of(name, vocab_size=len(tokenizer), **ids), tokenizer, tmp_path))
+    asked, chosen = (report.report_on(preset, dtype, "cpu").models[0].weights for dtype in ("float16", "auto"))
+    assert chosen == (1 if fits else 2) * asked
+    for dtype, wanted in (("float16", torch.float16), ("auto", torch.float16 if fits else torch.float32)):
+        ready = load(preset, dtype, "cpu")
+        assert ready.weights_dtype == wanted
+        ready.release()
