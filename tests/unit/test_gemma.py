@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from .toys import generated, ids_of
 
 PRESETS = Path(__file__).parents[1] / "presets"
 PROMPT = "The history of the city of Paris begins"
-NEW_TOKENS = 48
+YEARS = "".join(f"In {year} the city of Paris built {year % 37} towers. " for year in range(1200, 1860, 15))
+NEW_TOKENS, WINDOW = 48, 512
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
@@ -33,19 +35,24 @@ def gemma(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     loaded.release()
 
 
-def test_it_runs_in_c_and_writes_the_text_of_generate(gemma: Loaded) -> None:
+@pytest.fixture(params=[PROMPT, YEARS + PROMPT], ids=["short", "beyond the window"])
+def prompt(request: pytest.FixtureRequest, gemma: Loaded) -> list[int]:
+    ids = gemma.encode(request.param, raw=True)
+    assert (len(ids) > WINDOW + NEW_TOKENS) == (request.param != PROMPT)
+    return ids
+
+
+def test_it_runs_in_c_and_writes_the_text_of_generate(gemma: Loaded, prompt: list[int]) -> None:
     assert gemma.engine == "native"
     assert gemma.exact_tree_rows
-    prompt = gemma.encode(PROMPT, raw=True)
     alone = ids_of(list(start(gemma, "none", prompt, Settings(k=0, max_new_tokens=NEW_TOKENS))))
     if gemma.dtype == torch.float32:
         assert alone == generated(gemma.model.float(), prompt, NEW_TOKENS)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("drafter", ["prompt-lookup", "lookahead"])
-def test_drafts_change_no_token(gemma: Loaded, drafter: str, temperature: float) -> None:
-    prompt = gemma.encode(PROMPT, raw=True)
+@pytest.mark.parametrize(("drafter", "tree"), [("prompt-lookup", False), ("prompt-lookup", True), ("lookahead", False)])
+def test_drafts_change_no_token(gemma: Loaded, prompt: list[int], drafter: str, tree: bool, temperature: float) -> None:
     settings = Settings(k=4, temperature=temperature, seed=7, max_new_tokens=NEW_TOKENS)
-    alone, drafted = (ids_of(list(start(gemma, name, prompt, settings))) for name in ("none", drafter))
-    assert drafted == alone
+    alone = ids_of(list(start(gemma, "none", prompt, settings)))
+    assert ids_of(list(start(gemma, drafter, prompt, replace(settings, k=12 if tree else 4, tree=tree)))) == alone
