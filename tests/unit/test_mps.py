@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ class OnMps(Tensor):
 
 @pytest.fixture
 def mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, outputs_of = LlamaForCausalLM.forward, eager.outputs_of
+    forward, outputs_of, arange = LlamaForCausalLM.forward, eager.outputs_of, torch.arange
 
+    @wraps(forward)  # its arguments say how it takes the cache
     def answer(model: LlamaForCausalLM, *args: Any, **kwargs: Any) -> Any:
         answered = forward(model, *args, **kwargs)
         answered.logits = answered.logits.as_subclass(OnMps)
@@ -63,6 +65,10 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
         assert device == MPS
         return hardware.to_device(numbers, torch.device("cpu"))
 
+    def arange_there(*numbers: Any, device: Any = None, **options: Any) -> Tensor:
+        return arange(*numbers, device=None if device == MPS else device, **options)
+
+    monkeypatch.setattr(torch, "arange", arange_there)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(PreTrainedModel, "device", MPS)
     monkeypatch.setattr(LlamaForCausalLM, "forward", answer)
