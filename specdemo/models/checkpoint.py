@@ -89,7 +89,7 @@ def find_checkpoint(
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
     transformers_logging.disable_progress_bar()  # `progress` takes its place
-    source = source.found(progress)
+    source = source.found(progress, dtype == AS_STORED)
     place = source.place(dtype, progress)
     name_or_path, revision = place.name_or_path, place.revision
     with wrap_load_errors(source):

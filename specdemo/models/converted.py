@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
-from .gguf import ARRAY, EXPERTS, READ, SCALARS, STRING, check_header, completed, read_header
+from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_header, completed, read_header
 from .source import GGUF, Place, Source, weights_file
 from .store import CHECKED, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
 
@@ -27,7 +27,6 @@ IDENTITY = "identity.json"
 HEAD_OF_ARRAY, SIZE = struct.Struct("<IQ"), struct.Struct("<Q")  # in a GGUF file: kind and count; bytes of a string
 # What transformers would parse with the configuration, and reads again for the tokenizer. It counts the tokens, though.
 UNREAD = {f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges")}
-WHOLE = {*READ, "gpt2"}  # llama.cpp's names of models of whose weights some are several tensors, or no rows of one
 CONVERTING = "converting the weights (only this once)"
 Copies = Mapping[str, str | None]  # from number types to the `variant` of `from_pretrained`
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second

@@ -31,6 +31,7 @@ SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that have t
 EXPERTS = "ffn_gate_exps", "ffn_up_exps"  # in the names of tensors: two halves of one weight
 # Architectures, by llama.cpp's names:
 READ = {"lfm2", "qwen35", "qwen35moe"}  # transformers reads all but what rescales the frequencies
+WHOLE = {*READ, "gpt2"}  # of whose weights some are several tensors, or no rows of one
 PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate only the first part of a head
 TWO_ROPES = {"gemma3", "gemma4"}  # layers with a sliding window have a rotation of their own, which is not rescaled
 SLIDING = {"gemma2", "gpt-oss", *TWO_ROPES}  # have such layers

@@ -23,13 +23,10 @@ from ..decoding.drafter import DrafterParts
 from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner, dtype_in_range
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.cpu.library import library_for
 from ..engines.families import attending_layers, knows
 from ..engines.runner import Runner, together_of
 from ..system.hardware import (
     AS_STORED,
-    QUANTIZED,
-    UNQUANTIZED,
     choose_devices,
     choose_dtype,
     compute_dtype,
@@ -48,6 +45,8 @@ from .presets import Preset
 from .published_heads import fetch_heads, formats_of
 from .store import LoadError, Progress, ignore
 from .translation import Translation, differing_token
+from .weight_types import check_dtype, check_kept, check_quantizes
+from .weights import have_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -217,7 +216,8 @@ def load(
         instead_of: a loaded preset that is not needed any more. If memory has no room for both, it is released, after
             everything was checked and downloaded.
     Raises:
-        BadInput: the dtype or device does not exist, or the two models do not go together.
+        BadInput: the dtype or device does not exist, the target cannot have weights of this dtype, or the two models
+            do not go together.
         LoadError: the weights cannot be fetched or opened: one sentence says why and what to do.
     """
     WEIGHTS.begin_anew()  # presets that share a chunk would keep each other's memory
@@ -256,6 +256,7 @@ def _load(
     check_skip_layers(target.config, preset)
     for found in (target, *drafts):
         check_quantizes(found.config, chosen_dtype)
+    check_kept(target.source, chosen_dtype, target.source.has_gguf)
     check_prompts(target, preset)
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
@@ -271,6 +272,7 @@ def _load(
     ]
     where = plan(parts, chosen_device, None if instead_of is None else instead_of.held, draft_device)
     files = [fetch_weights(found, progress) for found in (target, *drafts)]
+    check_kept(target.source, chosen_dtype, have_quantized(files[0]))
     if instead_of is not None and where.replaces:
         progress(None, MAKING_ROOM)
         instead_of.release()
@@ -337,28 +339,6 @@ def _load(
         exact_tree_rows=runner.exact_tree_rows,
         make_target_runner=opened.make_runner,
     )
-
-
-def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """
-    Raises:
-        BadInput: it is a quantized type, and nothing here multiplies by such weights.
-    """
-    if dtype not in QUANTIZED.values():
-        return
-    if device.type != "cpu":
-        raise BadInput(f"The dtype {dtype_name(dtype)} is for a CPU; a GPU reads the quantized models of the hub.")
-    if library_for(UNQUANTIZED, quantized=True) is None:
-        raise BadInput(f"The dtype {dtype_name(dtype)} needs gcc and a CPU with AVX2.")
-
-
-def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    """
-    Raises:
-        BadInput: the weights of this family are not quantized here.
-    """
-    if dtype in QUANTIZED.values() and dtype != AS_STORED and config.model_type == "gpt2":
-        raise BadInput(f"The weights of GPT-2 cannot be {dtype_name(dtype)} here: choose another dtype.")
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:

@@ -93,7 +93,8 @@ class Wheel(Pinned, Converted):
 
 @dataclass(frozen=True, slots=True)
 class Parts(Converted):
-    """The hub is asked first. `gguf_sha256` is the SHA-256 of the joined file."""
+    """The hub is asked first, but for weights as stored, since it has no GGUF file. `gguf_sha256` is the SHA-256 of the
+    joined file."""
 
     keys = ("hub",)
     hub: Hub
@@ -115,8 +116,8 @@ class Parts(Converted):
         table = table_of(self)
         return {**table.pop("hub"), **table}
 
-    def found(self, progress: Progress) -> Source:
-        if not self.is_made:
+    def found(self, progress: Progress, as_stored: bool = False) -> Source:
+        if not (as_stored or self.is_made):
             progress(None, f"looking for {self} on the hub")
             try:
                 self.hub.commit()

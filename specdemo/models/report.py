@@ -24,14 +24,15 @@ from ..system.hardware import AS_STORED, choose_devices, choose_dtype, compute_d
 from ..types import BadInput
 from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
-from .gguf import LONG, Header, check_header
-from .loaded import LANES, check_dtype, check_prompts, context_of, embedding_rows
+from .gguf import LONG, WHOLE, Header, check_header
+from .loaded import LANES, check_prompts, context_of, embedding_rows
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
 from .source import Source, Told
 from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
+from .weight_types import check_dtype, check_kept
 
 # transformers' names for architectures of GGUF files, where they differ
 TYPES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
@@ -208,9 +209,14 @@ def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described
             check_header(str(source), header)
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
             told = replace(told, licence=told.licence or header.fields.get("general.license"))
-            return _Described(source, told, _config(header), vocabulary, header)
+            config = _config(header)
+    if of_file is not None:
+        if source is preset.target:
+            check_kept(source, dtype, _keeps_quantized(header))
+        return _Described(source, told, config, vocabulary, header)
     found = find_checkpoint(source, dtype, ignore)
     if source is preset.target:
+        check_kept(found.source, dtype, found.source.has_gguf)
         check_prompts(found, preset)
     return _Described(source, source.told(found.revision), found.config, found.tokenizer.get_vocab())
 
@@ -240,10 +246,19 @@ def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype
     )
 
 
+def _types(header: Header) -> dict[str, str]:
+    """llama.cpp's names of the types of the tensors of a GGUF file."""
+    return {tensor: GGMLQuantizationType(kind).name for tensor, kind in header.kinds.items()}
+
+
+def _keeps_quantized(header: Header) -> bool:
+    """Whether some weights of a GGUF file can be kept as stored."""
+    return header.architecture not in WHOLE and not READERS.keys().isdisjoint(_types(header).values())
+
+
 def _kept(header: Header) -> int:
     """Bytes of the weights of a GGUF file that are kept as stored. Of the input embeddings nothing is kept."""
-    names = {tensor: GGMLQuantizationType(kind).name for tensor, kind in header.kinds.items()}
-    bits_of_each = {tensor: bits_kept(name) if name in READERS else 16 for tensor, name in names.items()}
+    bits_of_each = {tensor: bits_kept(name) if name in READERS else 16 for tensor, name in _types(header).items()}
     return int(sum(prod(header.shapes[tensor]) * size for tensor, size in bits_of_each.items()) // 8)
 
 

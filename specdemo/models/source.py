@@ -98,9 +98,11 @@ class Source(ABC):
             LoadError: there is no model: one sentence says why.
         """
 
-    def found(self, progress: Progress) -> Source:
+    def found(self, progress: Progress, as_stored: bool = False) -> Source:
         """The source to take the model from, if several have it.
 
+        Args:
+            as_stored: only one with a GGUF file will do.
         Raises:
             LoadError: it cannot be fetched.
         """

@@ -57,7 +57,7 @@ class Gguf(Converted):
     def table(self) -> dict[str, Any]:
         return {"path": self.file} if self.repo is None else table_of(self)
 
-    def found(self, progress: Progress) -> Source:
+    def found(self, progress: Progress, as_stored: bool = False) -> Source:
         if self.repo is None:
             return self
         from .on_hub import download

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
 from math import prod
@@ -124,6 +124,11 @@ def weights_files(file: Callable[[str], Path | None], variant: str | None = None
 
 
 SEPARATOR = ":"  # between the name of a quantized weight and that of a tensor of `Quantized`
+
+
+def have_quantized(files: Iterable[Path]) -> bool:
+    """Whether safetensors files have a weight that is `Quantized`."""
+    return any(SEPARATOR in name for path in files for name in sorted(safe_open(path, framework="pt").keys()))
 
 
 class StoredWeights(Mapping[str, Weight]):

