@@ -172,6 +172,18 @@ def test_lossless_ends_with_status_1_for_a_broken_rule(run: Run, tmp_path: Path)
     assert [test["tokens"] for test in found["sampling"]["tests"]] == [1, 2]
 
 
+@pytest.mark.slow
+@pytest.mark.real
+def test_lossless_with_weights_as_the_file_stores_them(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    words = "--weights stored --limit 2 --max-new-tokens 24 -k 4 --top-k 8 --rounds 200 --no-transformers"
+    status, out, _ = run("lossless", *words.split(), "--json", str(path))
+    assert status == 0
+    assert "2 of 2 texts are the target's own" in out
+    found = json.loads(path.read_text())
+    assert found["sampling"]["with_draft"] == 200
+
+
 def test_lossless_with_trees(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     words = "--limit 1 --max-new-tokens 16 -k 6 --tree --no-transformers --top-k 8 --rounds 100 --rule rejection"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,27 @@ from gguf import GGMLQuantizationType, dequantize
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
+from specdemo.decoding.events import branches
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines import quantized as quantizing
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, of_blocks, quantized, widened
+from specdemo.models import converted as converting
 from specdemo.models import loaded as loading
+from specdemo.models import report as reporting
+from specdemo.models import weight_types
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.placement import ModelPart
+from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.system.hardware import UNQUANTIZED
-from specdemo.types import BadInput
+from specdemo.types import AUTO, BadInput, DraftOutcome, Settings
 
 from .checkpoints import blocks_of, preset_of, rounded, save, tiny, write_gguf
-from .toys import ids_of, texts_drafted_and_not, untrained_heads
+from .toys import ids_of, rounds_of, texts_drafted_and_not, untrained_heads
 
 LIBRARY = library_for(UNQUANTIZED, quantized=True)
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no gcc, or a CPU without AVX2")
@@ -152,7 +158,7 @@ def loaded(
         source: Any = Gguf(str(tmp_path / "tiny.gguf"))
     else:
         source = save(model, tokenizer, tmp_path / "model")
-    ready = load(preset_of(source, heads=files), request.param, "cpu")
+    ready = load(preset_of(source, heads=files, skip_layers=1), request.param, "cpu")
     yield ready
     ready.release()
 
@@ -177,12 +183,45 @@ def test_a_model_computes_with_its_numbers(loaded: Loaded) -> None:
     assert packed_bits < {"stored": 9, "int8": 9.1, "int4": 5.2}[loaded.environment()["weights_dtype"]]
 
 
-@pytest.mark.sampled(3)
-def test_drafts_change_no_token(loaded: Loaded) -> None:
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("k", "tree"),
+    [(4, False), (8, True), *(pytest.param(AUTO, tree, marks=pytest.mark.slow) for tree in (False, True))],
+)
+def test_drafts_change_no_token(loaded: Loaded, k: int | str, tree: bool) -> None:
     prompt = loaded.encode("the cat sat on the mat", raw=True)
+    names = [*loaded.parts.head_files, "layer-skip", "suffix"]  # heads read the target's embeddings and outputs
     for settings, alone in texts_drafted_and_not(loaded, prompt, NEW_TOKENS):
-        for kind in loaded.parts.head_files:  # their embeddings and outputs are those of the target
-            assert ids_of(list(start(loaded, kind, prompt, settings))) == alone, kind
+        for name in (name for name in names if not (tree and loaded.cannot_branch(name))):
+            events = list(start(loaded, name, prompt, replace(settings, k=k, tree=tree)))
+            assert ids_of(events) == alone, name
+            if tree and k != AUTO and name in loaded.parts.head_files:  # a suffix may never recur
+                assert any(branches(event.drafted) for event in rounds_of(events)), name
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Loaded]:
+    loaded = load(find_preset(DEFAULT_PRESET), "stored", "cpu")
+    yield loaded
+    loaded.release()
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "k", "tree"), [("lookup-eagle", 4, False), ("eagle", 12, True), ("layer-skip", 4, False)]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_no_token_of_the_real_model(
+    real: Loaded, name: str, k: int, tree: bool, temperature: float
+) -> None:
+    assert (real.engine, real.environment()["weights_dtype"]) == ("native", "stored")
+    prompt = real.encode("Write a Python function that says whether a number is prime, with a docstring.")
+    settings = Settings(k=k, tree=tree, temperature=temperature, seed=3, max_new_tokens=96)
+    drafted, alone = (list(start(real, drafter, prompt, settings)) for drafter in (name, "none"))
+    assert ids_of(drafted) == ids_of(alone)
+    became = {token.outcome for event in rounds_of(drafted) for token in event.drafted}
+    assert {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED} <= became
 
 
 @torch.inference_mode()
@@ -239,11 +278,25 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(
     folder = save(tiny("gpt2", len(tokenizer)), tokenizer, tmp_path / "gpt2")
     with pytest.raises(BadInput, match=r"^The weights of GPT-2 cannot be int8 here: choose another dtype\.$"):
         load(preset_of(folder), "int8", "cpu")
-    monkeypatch.setattr(loading, "library_for", lambda dtype, quantized: None)
+    monkeypatch.setattr(weight_types, "library_for", lambda dtype, quantized: None)
     with pytest.raises(BadInput, match=r"^The dtype stored needs gcc and a CPU with AVX2\.$"):
         load(preset_of(folder), "stored", "cpu")
     with pytest.raises(BadInput, match=r"^The dtype int4 is for a CPU; a GPU reads the quantized models of the hub\.$"):
-        loading.check_dtype(torch.quint4x2, torch.device("cuda"))
+        weight_types.check_dtype(torch.quint4x2, torch.device("cuda"))
+
+
+def test_weights_are_called_stored_only_if_some_are_kept_quantized(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    write_gguf(tmp_path / "float32.gguf", tokenizer=tokenizer)
+    write_gguf(tmp_path / "joined.gguf", tokenizer=tokenizer, stored_in={"ffn_up": "Q8_0"})
+    for module in (converting, reporting):
+        monkeypatch.setattr(module, "JOINED", {"llama"})  # as GPT-2, of which all is read by transformers
+    for target in (folder, *(Gguf(str(tmp_path / name)) for name in ("float32.gguf", "joined.gguf"))):
+        for needing in (load, report_on):
+            with pytest.raises(BadInput, match=r"has no quantized weights that can be kept as stored: choose another"):
+                needing(preset_of(target), "stored", "cpu")
 
 
 def test_embeddings_are_looked_up_by_rows() -> None:
