@@ -1,16 +1,20 @@
-"""Memory in huge pages: what is copied there, how tightly it lies, and that it is given back."""
+"""Memory of weights: huge pages, how tightly tensors lie in them, and that memory is given back; what a load takes."""
 
 from __future__ import annotations
 
 import mmap
 import platform
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
 from specdemo.engines.cpu.huge_pages import CHUNK, LINE, HugePages
+from specdemo.system.mapped import let_go
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="only Linux is asked for huge pages")
 
@@ -89,3 +93,50 @@ def test_a_system_without_them_has_usual_ones(monkeypatch: pytest.MonkeyPatch) -
     copied = HugePages().copy(given)
     assert torch.equal(copied, given)
     assert copied.is_contiguous()
+
+
+def test_pages_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:
+    size = 16 << 20
+    (tmp_path / "file").write_bytes(bytes([1, 2, 3, 4]) * (size // 4))
+    mapped = torch.from_file(str(tmp_path / "file"), size=size, dtype=torch.uint8)
+    total = int(mapped.sum())
+    before = psutil.Process().memory_info().shared
+    let_go(mapped.data_ptr() + 1, mapped.nbytes - 1)  # whole pages only
+    assert before - psutil.Process().memory_info().shared > 0.9 * size
+    assert int(mapped.sum()) == total == 10 * size // 4
+
+
+LOAD = """
+import threading
+from pathlib import Path
+from specdemo.models import loaded
+from specdemo.models.presets import find_preset
+
+def held(*names):
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(words[1]) * 1024 for words in lines if words[0][:-1] in names)
+
+def watch():
+    while not over.wait(0.02):
+        most[0], most[1] = max(most[0], held("RssAnon")), max(most[1], held("RssAnon", "RssFile"))
+
+planned, most, over, plan, before = [], [0, 0], threading.Event(), loaded.plan, held("RssAnon")
+loaded.plan = lambda parts, *others: planned.extend(part.weights for part in parts) or plan(parts, *others)
+watching = threading.Thread(target=watch)
+watching.start()
+try:
+    loaded.load(find_preset("qwen2.5-coder"), "stored", "cpu")
+finally:
+    over.set()
+print(sum(planned), most[0] - before, most[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_load_of_two_models_as_stored_takes_the_memory_that_was_planned() -> None:
+    """Downloads 1.6 GB, once. The input embeddings, a tenth of the plan, stay in the file."""
+    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=True)
+    planned, taken, resident = map(int, done.stdout.split())
+    assert 0.7 * planned < taken < 1.2 * planned
+    assert resident < 3e9

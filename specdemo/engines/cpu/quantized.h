@@ -8,7 +8,6 @@
 
 #define GROUP 32  /* numbers that share a scale and a low */
 #define SUPER 256 /* numbers that share the units of these */
-#define SHARED (1 << 20) /* bytes from which packing is divided among the threads: to wake them takes as long as 100 KB */
 #define LIMIT 32767.0f
 #define LEAST 1e-30f /* smaller inputs count as zero, or the inverse of their scale would be infinite */
 
@@ -168,20 +167,28 @@ static void sum_quantized(int rows, const Part *p, long block, const Inputs *in,
 }
 
 /* A block of COLUMNS outputs, of which there are `count`, of items of some bytes: [count, size] -> [size, COLUMNS]. A line
-   of 64 bytes of an output is read at once, because the next output may push it out of the cache. */
+   of 64 bytes of an output is read at once, because the next output may push it out of the cache; the CPU cannot tell which
+   lines follow, so they are fetched. As many outputs as fill a word are written together. */
 INLINE void pack_block(const char *from, long count, long size, const int bytes, char *to) {
+    static const char zeros[64];
     for (long begin = 0; begin < size; begin += 64 / bytes)
-        for (long column = 0; column < COLUMNS; column++)
-            for (long i = begin; i < size && i < begin + 64 / bytes; i++) {
-                char *item = to + (i * COLUMNS + column) * bytes;
-                column < count ? memcpy(item, from + (column * size + i) * bytes, bytes) : memset(item, 0, bytes);
+        for (long column = 0; column < COLUMNS; column += 8 / bytes) {
+            const char *lines[8];
+            for (int k = 0; k < 8 / bytes; k++) {
+                lines[k] = column + k < count ? from + ((column + k) * size + begin) * bytes : zeros;
+                __builtin_prefetch(lines[k] + 128);
             }
+            for (long i = 0; i < 64 / bytes && begin + i < size; i++) {
+                char word[8];
+                for (int k = 0; k < 8 / bytes; k++) memcpy(word + k * bytes, lines[k] + i * bytes, bytes);
+                memcpy(to + ((begin + i) * COLUMNS + column) * bytes, word, 8);
+            }
+        }
 }
 
 /* Pack a tensor of a quantized weight, of items of 1, 2 or 4 bytes: [outer, size] -> [outer / COLUMNS, size, COLUMNS], padded
-   with zeros. */
-void pack_columns(const char *from, long outer, long size, int bytes, char *to, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (outer * size * bytes >= SHARED)
+   with zeros. One thread packs 2 GB in half a second, and another program may keep a second one waiting for longer. */
+void pack_columns(const char *from, long outer, long size, int bytes, char *to) {
     for (long first = 0; first < outer; first += COLUMNS) {
         const char *block = from + first * size * bytes;
         char *packed = to + first * size * bytes;
