@@ -346,6 +346,7 @@ class OpenedModel:
     placement: dict[str, int]
     device: torch.device
     final_norm: tuple[Tensor, float] | None = None
+    sizes: Mapping[str, int] | None = None  # bytes of each weight, where they are read without transformers' model
 
 
 def open_checkpoint(
@@ -380,7 +381,8 @@ def open_checkpoint(
             engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
             both = embeddings(weights) if with_embeddings else None
             norm = final_norm(checkpoint.config, weights)
-            return OpenedModel(engine, make_runner, again, both, weights.placement, device, norm)
+            weights.let_go()
+            return OpenedModel(engine, make_runner, again, both, weights.placement, device, norm, weights.sizes)
         model = open_model(checkpoint, dtype, device, progress, max_memory)
         progress(None, laying_out)
         engine, make_runner = runner_maker(model, slots, eager, dtype)

@@ -272,7 +272,7 @@ def _load(
     ]
     where = plan(parts, chosen_device, None if instead_of is None else instead_of.held, draft_device)
     files = [fetch_weights(found, progress) for found in (target, *drafts)]
-    check_kept(target.source, chosen_dtype, have_quantized(files[0]))
+    check_kept(target.source, chosen_dtype, chosen_dtype == AS_STORED and have_quantized(files[0]))
     if instead_of is not None and where.replaces:
         progress(None, MAKING_ROOM)
         instead_of.release()
@@ -323,7 +323,7 @@ def _load(
         tokenizer=target.tokenizer,
         parts=drafter_parts,
         placement=opened.placement,
-        bytes_per_pass=round(size * parts[0].share_read),
+        bytes_per_pass=round(size * parts[0].share_read(opened.sizes)),
         experts={"count": experts.count, "used": experts.used, "bytes": round(size * experts.share)} if experts else {},
         held=held,
         device=opened.device,

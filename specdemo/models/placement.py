@@ -51,20 +51,22 @@ class ModelPart:
     def numbers(self) -> int:
         return sum(numbers for _, numbers in _sizes(self.config))
 
-    @property
-    def share_read(self) -> float:
+    def share_read(self, sizes: Mapping[str, int] | None = None) -> float:
         """The share of its weights that a pass over one token reads.
 
         It reads one row of the input embeddings, unless they are the output embeddings too, and of the experts of a
         layer those that the token is sent to. A pass over more tokens reads up to as many experts for each.
+
+        Args:
+            sizes: bytes of the weights by their names; None if all numbers have the same type.
         """
         text, experts = self.config.get_text_config(), self.experts
         sent = experts.used / experts.count if experts else 1.0
-        read = 0.0
-        for name, numbers in _sizes(self.config):
+        sizes, read = sizes or dict(_sizes(self.config)), 0.0
+        for name, size in sizes.items():
             looked_up = name.endswith(EMBEDDINGS) and not text.tie_word_embeddings
-            read += text.hidden_size if looked_up else numbers * (sent if OF_EXPERTS in name else 1.0)
-        return read / self.numbers
+            read += size / text.vocab_size if looked_up else size * (sent if OF_EXPERTS in name else 1.0)
+        return read / sum(sizes.values())
 
     @property
     def experts(self) -> Experts | None:

@@ -19,6 +19,7 @@ from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, FAMILIES, ROUTER, head_
 from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
+from ..system.mapped import let_go
 from .experts import JointExperts, joint_name
 from .source import weights_file
 from .store import LoadError
@@ -214,7 +215,6 @@ class StoredWeights(Mapping[str, Weight]):
         return (self.shapes[name][0], shape[0] // self.shapes[name][0], inner) if of_experts else (shape[0], inner)
 
     def _size(self, name: str) -> int:
-        """Bytes of a weight as it is kept."""
         file, there = self._files[name]
         if len(there) > 1:
             return sum(file.get_tensor(one).nbytes for one in there)
@@ -230,9 +230,23 @@ class StoredWeights(Mapping[str, Weight]):
         return len(self._files)
 
     @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each weight as it is kept."""
+        return {name: self._size(name) for name in self.shapes}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all converted weights."""
-        return sum(map(self._size, self.shapes))
+        return sum(self.sizes.values())
+
+    def let_go(self) -> None:
+        """Give back the memory that what was read of the files takes, once the weights are laid out."""
+        if self.device.type != "cpu":
+            return
+        for file, there in self._files.values():
+            if not isinstance(file, JointExperts):
+                for tensor in map(file.get_tensor, there):  # a part of the file
+                    let_go(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def placement(self) -> dict[str, int]:
