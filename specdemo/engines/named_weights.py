@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..system.hardware import AS_STORED, QUANTIZED, unquantized
+from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, unquantized
 from .families import ROUTER, final_norm_eps
 from .quantized import GROUP, Weight, quantized
 
@@ -72,3 +72,12 @@ def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
         raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")
     return stored
+
+
+def narrowed(weight: Tensor) -> Tensor:
+    """A weight in a type of a file from which `stored_as` makes an unquantized one: a matrix in float32 becomes float16, or
+    bfloat16 where a number is too large for it."""
+    if weight.dim() == 1 or weight.dtype != torch.float32:
+        return weight
+    half = weight.to(UNQUANTIZED)
+    return weight.bfloat16() if half.isinf().any() else half

@@ -32,7 +32,7 @@ Copies = Mapping[str, str | None]  # from number types to the `variant` of `from
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second
 # A large model is kept once. Its weights have a few bits each, so the rounding to bfloat16 matters little.
 ONE_COPY: Copies = {"bfloat16": None}
-STORED: Copies = {"stored": None}  # quantized weights as the file has them, the others in bfloat16
+STORED: Copies = {"stored": None}  # quantized weights as the file has them, the others as `narrowed`
 
 
 class Converted(Source):

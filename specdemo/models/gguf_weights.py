@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 from transformers import modeling_gguf_pytorch_utils as tables
 
 from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
+from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
 from .checkpoint import check_whole
 from .weights import SEPARATOR
 
+NARROW = {"F16": torch.float16, "BF16": torch.bfloat16}  # types of tensors that are kept as they are
 OF_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 Rows = NDArray[np.int64] | slice  # which rows of a tensor, in their order
 
@@ -32,13 +34,14 @@ def read_weights(
     progress: Callable[[float], None],
     as_stored: bool = False,
 ) -> dict[str, Tensor]:
-    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized.
+    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized, and the
+    others as `narrowed`.
 
     transformers' tables say which weight a tensor is, and how its rows are ordered.
 
     Args:
         architecture: llama.cpp's name for it.
-        dtype: the type of weights that do not stay quantized.
+        dtype: the type of weights if not `as_stored`.
         progress: is told which part of the tensors is done.
     Raises:
         LoadError: naming what is missing or has another shape.
@@ -46,6 +49,7 @@ def read_weights(
     found, shapes = dict[str, Tensor](), dict[str, Sequence[int]]()
     wanted, tensors = dict(model.named_parameters()), gguf.GGUFReader(str(path)).tensors
     processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
+    beside = None if as_stored else dtype
     names, experts = tables.get_gguf_hf_weights_map(model, processor), dict[str, list[Any]]()
 
     def processed(numbers: NDArray[np.float32], tensor: Any) -> Any:
@@ -69,14 +73,15 @@ def read_weights(
         weight: Weight
         if (rows := _rows(numbered.weights, tensor.shape[::-1])) is None:
             numbers = processed(gguf.dequantize(tensor.data, tensor.tensor_type), tensor).weights
-            weight = torch.from_numpy(np.array(numbers)).to(dtype)
+            plain = torch.from_numpy(np.array(numbers))
+            weight = narrowed(plain) if beside is None else plain.to(beside)
         elif as_stored and tensor.tensor_type.name in READERS:
             weight = of_blocks(tensor.data[rows], tensor.tensor_type.name)
         else:
-            weight = numbers_of(tensor.data[rows], tensor.tensor_type, dtype)
+            weight = numbers_of(tensor.data[rows], tensor.tensor_type, beside)
         keep(name, weight, weight.shape)
     for name, halves in experts.items():
-        keep(name, *_experts(halves, dtype))
+        keep(name, *_experts(halves, beside))
     both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
     unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
     check_whole(path.name, wanted.keys() - shapes.keys(), unlike)
@@ -103,19 +108,20 @@ def _rows(numbered: NDArray[np.float32], shape: Sequence[int]) -> Rows | None:
     return order.astype(np.int64) if np.array_equal(np.sort(order), in_order) else None
 
 
-def numbers_of(raw: NDArray[Any], kind: gguf.GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
-    """The numbers of a tensor that a GGUF file stores as `raw`, in a type.
+def numbers_of(raw: NDArray[Any], kind: gguf.GGMLQuantizationType, dtype: torch.dtype | None) -> Tensor:
+    """The numbers of a tensor that a GGUF file stores as `raw`, in a type; for None as `narrowed`.
 
     They are read a few rows at a time, since gguf makes float32 of them.
     """
     rows, whole = max(1, AT_ONCE * len(raw) // raw.nbytes), None
+    read_as = dtype or NARROW.get(kind.name, torch.float32)
     for start in range(0, len(raw), rows):
         piece = torch.from_numpy(np.array(gguf.dequantize(raw[start : start + rows], kind)))
         if whole is None:
-            whole = piece.new_empty(len(raw), *piece.shape[1:], dtype=dtype)
+            whole = piece.new_empty(len(raw), *piece.shape[1:], dtype=read_as)
         whole[start : start + rows] = piece
     assert whole is not None, "a tensor has rows"
-    return whole
+    return narrowed(whole) if dtype is None else whole
 
 
 # Experts, whose gates a GGUF file has as one tensor of a layer, and so the others -----------------------------------
@@ -127,7 +133,7 @@ def _joint_name(tensor: str) -> str:
     return f"model.layers.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""
 
 
-def _experts(tensors: Sequence[Any], dtype: torch.dtype) -> tuple[Weight, tuple[int, ...]]:
+def _experts(tensors: Sequence[Any], dtype: torch.dtype | None) -> tuple[Weight, tuple[int, ...]]:
     """The joint weight of tensors of `gguf.GGUFReader`, those of the gates and then of the others, and its shape.
 
     It stays quantized, [experts * outer, inner], if all of them are of the same type of `READERS`.

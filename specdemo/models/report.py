@@ -22,7 +22,7 @@ from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
 from ..system.hardware import AS_STORED, choose_devices, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
-from .checkpoint import find_checkpoint
+from .checkpoint import find_checkpoint, stored_size
 from .errors import wrap_load_errors
 from .gguf import LONG, WHOLE, Header, check_header
 from .loaded import LANES, check_prompts, context_of, embedding_rows
@@ -40,6 +40,7 @@ ESTIMATE = (
     "An estimate, by sizes alone: a guess by {name} costs about {share:.0%} of a pass of the target, so rounds with "
     "drafts of 4 pay from {tokens:.1f} tokens on."
 )
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"  # tensors of a GGUF file
 TOKENS = 2048  # of a text, in the estimate of memory for caches
 
 
@@ -140,13 +141,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What is known of a model without its weights; `header` is that of a GGUF file."""
+    """What is known of a model without its weights; `header` is that of a GGUF file, `size` the bytes of its weights as they
+    are stored, if known."""
 
     source: Source
     told: Told
     config: PreTrainedConfig
     vocabulary: Mapping[str, int]
     header: Header | None = None
+    size: int | None = None
 
 
 def report_on(preset: Preset, dtype: str | None = None, device: str | None = None) -> Report:
@@ -213,12 +216,13 @@ def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described
     if of_file is not None:
         if source is preset.target:
             check_kept(source, dtype, _keeps_quantized(header))
-        return _Described(source, told, config, vocabulary, header)
+        return _Described(source, told, config, vocabulary, header, _kept(header))
     found = find_checkpoint(source, dtype, ignore)
     if source is preset.target:
         check_kept(found.source, dtype, found.source.has_gguf)
         check_prompts(found, preset)
-    return _Described(source, source.told(found.revision), found.config, found.tokenizer.get_vocab())
+    told, vocabulary = source.told(found.revision), found.tokenizer.get_vocab()
+    return _Described(source, told, found.config, vocabulary, size=stored_size(found))
 
 
 def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
@@ -230,11 +234,14 @@ def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype
     numbers, text = part.numbers if header is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for input rows, one laid out for the output
+    weights = numbers * bits(config, part.dtype) // 8
+    if dtype == AS_STORED and model.size is not None:
+        weights = model.size
     row = part.keys_and_values * computed.itemsize + rotation_bytes(config, engine, computed)
     return ModelReport(
         name=str(model.source),
         download=told.download,
-        weights=_kept(header) if header and dtype == AS_STORED else numbers * bits(config, part.dtype) // 8,
+        weights=weights,
         caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=exact,
@@ -257,9 +264,16 @@ def _keeps_quantized(header: Header) -> bool:
 
 
 def _kept(header: Header) -> int:
-    """Bytes of the weights of a GGUF file that are kept as stored. Of the input embeddings nothing is kept."""
-    bits_of_each = {tensor: bits_kept(name) if name in READERS else 16 for tensor, name in _types(header).items()}
-    return int(sum(prod(header.shapes[tensor]) * size for tensor, size in bits_of_each.items()) // 8)
+    """Bytes of the weights of a GGUF file if they are kept as stored.
+
+    Output rows are laid out for products. Rows of quantized input embeddings are read from the file one by one, and of
+    others there is a copy.
+    """
+    types = _types(header)
+    bits_of_each = {tensor: bits_kept(name) if name in READERS else 16 for tensor, name in types.items()}
+    tied, copied = OUTPUT not in header.shapes, types.get(EMBEDDINGS) not in READERS
+    copies = {EMBEDDINGS: tied + copied}
+    return int(sum(copies.get(name, 1) * prod(header.shapes[name]) * size for name, size in bits_of_each.items()) // 8)
 
 
 def _config(header: Header) -> PreTrainedConfig:
@@ -274,7 +288,7 @@ def _config(header: Header) -> PreTrainedConfig:
         "num_key_value_heads": int(header.of_model("attention.head_count_kv", heads)),
         "head_dim": int(header.of_model("attention.key_length", hidden // heads)),
         "max_position_embeddings": int(header.of_model("context_length", TOKENS)),
-        "tie_word_embeddings": "output.weight" not in header.shapes,
+        "tie_word_embeddings": OUTPUT not in header.shapes,
     }
     if experts := int(header.of_model("expert_count", 0)):
         sizes |= {"num_experts": experts, "num_experts_per_tok": int(header.of_model("expert_used_count", 1))}

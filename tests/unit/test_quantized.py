@@ -18,7 +18,7 @@ from specdemo.decoding.events import branches
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines import quantized as quantizing
 from specdemo.engines.cpu.library import PackedLinear, library_for
-from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, of_blocks, quantized, widened
+from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, bits_kept, of_blocks, quantized, widened
 from specdemo.models import converted as converting
 from specdemo.models import loaded as loading
 from specdemo.models import report as reporting
@@ -27,13 +27,13 @@ from specdemo.models.loaded import Loaded, load
 from specdemo.models.placement import ModelPart
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.report import report_on
-from specdemo.models.sources import Gguf
+from specdemo.models.sources import Gguf, Source, Wheel
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import AUTO, BadInput, DraftOutcome, Settings
 
-from .checkpoints import blocks_of, preset_of, rounded, save, tiny, write_gguf
+from .checkpoints import blocks_of, preset_of, save, tiny, write_gguf, write_wheel
 from .toys import ids_of, rounds_of, texts_drafted_and_not, untrained_heads
 
 LIBRARY = library_for(UNQUANTIZED, quantized=True)
@@ -229,8 +229,9 @@ def test_a_file_kept_as_stored_has_the_numbers_of_one_that_was_converted(
     cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     """Rows of queries and keys are in another order in the file, the head is tied, and one product is not quantized."""
-    model = rounded(tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=True))
-    kinds = {name: kind for name, kind in KINDS.items() if name != "attn_output"}
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=True)
+    model.model.norm.weight += 0.1  # which bfloat16 does not hold
+    kinds = {**KINDS, "attn_output": "F16"}
     write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=kinds)
     preset = preset_of(Gguf(str(tmp_path / "tiny.gguf")))
     as_stored, converted = (load(preset, dtype, "cpu") for dtype in ("stored", "float32"))
@@ -238,6 +239,9 @@ def test_a_file_kept_as_stored_has_the_numbers_of_one_that_was_converted(
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         assert torch.allclose(weight, theirs[name], rtol=2.0**-8, atol=1e-7), name  # theirs are rounded to bfloat16
+    for name in ("model.norm.weight", product := "model.layers.1.self_attn.o_proj.weight"):
+        exact = model.state_dict()[name]
+        assert torch.equal(ours[name], exact.half().float() if name == product else exact), name
     assert len([entry for entry in cache.glob("*-stored-v*") if entry.is_dir()]) == 1
     again = load(preset, "stored", "cpu")
     prompt = again.encode("the cat sat on the mat", raw=True)
@@ -293,7 +297,8 @@ def test_weights_are_called_stored_only_if_some_are_kept_quantized(
     write_gguf(tmp_path / "joined.gguf", tokenizer=tokenizer, stored_in={"ffn_up": "Q8_0"})
     for module in (converting, reporting):
         monkeypatch.setattr(module, "JOINED", {"llama"})  # as GPT-2, of which all is read by transformers
-    for target in (folder, *(Gguf(str(tmp_path / name)) for name in ("float32.gguf", "joined.gguf"))):
+    targets: list[Source | Path] = [folder, *(Gguf(str(tmp_path / name)) for name in ("float32.gguf", "joined.gguf"))]
+    for target in targets:
         for needing in (load, report_on):
             with pytest.raises(BadInput, match=r"has no quantized weights that can be kept as stored: choose another"):
                 needing(preset_of(target), "stored", "cpu")
@@ -305,11 +310,12 @@ def test_embeddings_are_looked_up_by_rows() -> None:
     assert torch.equal(widened(weight)[ids], numbers[ids])
 
 
+@pytest.mark.parametrize("tied", [True, False])
 def test_a_plan_knows_the_size_of_weights_that_are_kept_as_stored(
-    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tied: bool, cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a model of 4 bits would be refused where memory has no room for 16."""
-    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=True)
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=tied)
     write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=KINDS)
     planned: list[ModelPart] = []
     plan = loading.plan
@@ -322,5 +328,9 @@ def test_a_plan_knows_the_size_of_weights_that_are_kept_as_stored(
     loaded = load(preset_of(Gguf(str(tmp_path / "tiny.gguf"))), "stored", "cpu")
     assert planned[0].weights == pytest.approx(loaded.placement["cpu"], rel=0.05)
     (told,) = report_on(loaded.preset, "stored", "cpu").models
-    assert told.weights == pytest.approx(loaded.placement["cpu"], rel=0.05)
+    looked_up = 0 if tied else model.get_input_embeddings().weight.numel() * bits_kept(KINDS["token_embd"]) / 8
+    assert told.weights == pytest.approx(loaded.placement["cpu"] - looked_up, rel=0.01)
     loaded.release()
+    monkeypatch.setattr(Wheel, "fetch", lambda *_: tmp_path / "tiny.gguf")
+    (told,) = report_on(preset_of(write_wheel(tmp_path, tmp_path / "tiny.gguf")), "stored", "cpu").models
+    assert told.weights == pytest.approx(loaded.placement["cpu"], rel=0.01)
