@@ -12,7 +12,7 @@ from tqdm import tqdm
 from typer import Option
 
 from .models import Models
-from .options import BASELINE_KEY, SERVER_KEY, AsJson, Drafters, check_writable, say, show, with_options
+from .options import BASELINE_KEY, SERVER_KEY, AsJson, Drafters, check_writable, read_text, say, show, with_options
 
 
 @with_options
@@ -23,6 +23,9 @@ def check(
     server: Annotated[str | None, Option(help="Instead of models, a running vLLM, llama.cpp server or SGLang.")] = None,
     baseline: Annotated[str | None, Option(help="The same server without speculation.")] = None,
     seconds: Annotated[int, Option(help="The most time that it takes once the models are loaded.")] = 120,
+    text: Annotated[
+        Path | None, Option(help="Compare quantized weights on the text of this file, not on 24 short ones.")
+    ] = None,
     json_: AsJson = False,
     csv: Annotated[Path | None, Option(help="Also write the table of the drafters to this file.")] = None,
     html: Annotated[Path | None, Option(help="Also write a report to this file, one page of HTML.")] = None,
@@ -37,6 +40,7 @@ def check(
     check_writable(csv, html)
     keys = {"server_key": os.environ.get(SERVER_KEY, ""), "baseline_key": os.environ.get(BASELINE_KEY, "")}
     asked: dict[str, Any] = {field.name: field.value for field in Check.fields}
+    asked["text"] = "" if text is None else read_text(text)
     asked |= {"server": server or "", "baseline": baseline or "", "seconds": seconds, **keys}
     for field in Check.fields:
         if field.kind != "drafters":

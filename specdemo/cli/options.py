@@ -195,6 +195,21 @@ def read_prompt(prompt: str) -> str:
         raise BadInput(f"The prompt on stdin is not text in {error.encoding}.") from error
 
 
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        BadInput: it cannot be read or is empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {reason(error)}.") from error
+    if not text.strip():
+        raise BadInput(f"{path} is empty.")
+    return text
+
+
 def read_grammar(schema: Path | None, grammar: Path | None) -> str:
     """The text of the file that constrains the text; "" if there is none.
 
@@ -206,12 +221,7 @@ def read_grammar(schema: Path | None, grammar: Path | None) -> str:
     path = schema or grammar
     if path is None:
         return ""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {reason(error)}.") from error
-    if not text.strip():
-        raise BadInput(f"{path} is empty.")
+    text = read_text(path)
     if schema is not None:
         try:
             good = isinstance(json.loads(text), dict)

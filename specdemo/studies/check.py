@@ -100,6 +100,8 @@ class Check(Study):
         self.steps, self._began = self.asked["seconds"], time.monotonic()
         if self.asked.get("baseline") and not self.asked.get("server"):
             raise BadInput("Give the address of the server, too: a preset is its own baseline.")
+        if self.asked.get("text") and (self.asked.get("server") or not perplexity.is_quantized(self.loaded)):
+            raise BadInput("A text is for comparing quantized weights: choose the weights int8, int4 or stored.")
         with ExitStack() as opened:
             if self.asked.get("server"):
                 mine, alone = self._servers(opened)
@@ -141,7 +143,8 @@ class Check(Study):
 
     def _compare_weights(self) -> Iterator[str]:
         try:
-            yield from perplexity.compared(self.loaded, self.perplexities, self.not_compared)
+            text = self.asked.get("text", "")
+            yield from perplexity.compared(self.loaded, self.perplexities, self.not_compared, text)
         except (BadInput, store.LoadError, MemoryError) as error:
             self.not_compared.append(f"The perplexity was not compared with float32 weights: {error}")
 

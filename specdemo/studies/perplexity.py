@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import exp, inf
+from functools import partial
+from math import exp, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 from ..servers.address import Address
@@ -22,7 +23,10 @@ from .study import some_of_each
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
+    from ..engines import eager
+    from ..engines.choose import MakeRunner
     from ..models import loaded as models
     from ..models import store
     from ..models.loaded import Loaded
@@ -31,12 +35,14 @@ if TYPE_CHECKING:
     from . import greedy
 else:
     torch = Later("torch")
+    eager = Later("specdemo.engines.eager")
     models = Later("specdemo.models.loaded")
     store = Later("specdemo.models.store")
     hardware = Later("specdemo.system.hardware")
     greedy = Later("specdemo.studies.greedy")
 
 TEXTS = 24  # that people wrote to a chat model
+PIECE = 512  # tokens of a longer text that are read at a time
 REFERENCE = "float32"
 LLAMACPP = "llama.cpp, the same file"
 COMPARING = "Comparing perplexity with float32 weights"
@@ -44,6 +50,7 @@ COMPARING_LLAMACPP = "Comparing perplexity with llama.cpp"
 COLUMNS = (
     *(("weights", "weights", ""), ("texts", "texts", "d"), ("tokens", "tokens", ",")),
     *(("perplexity", "perplexity", ".2f"), ("ratio", "to float32", ".3f")),
+    *(("rms", "logits differ by (rms)", ".4f"), ("changed", "another likeliest token", ".2%")),
 )
 
 Loss = tuple[float, int]
@@ -51,28 +58,64 @@ Loss = tuple[float, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """How the logits of a text differ from those in float32: the sum of squares over so many of them, and in how many
+    places another token is the likeliest."""
+
+    squares: float
+    logits: int
+    changed: int
+    places: int
+
+    @classmethod
+    def of(cls, logits: Tensor, exact: Tensor) -> Difference:
+        """Of logits [T, V] of the same places."""
+        squares = float((logits.float() - exact.float()).square().sum(dtype=torch.float64))
+        changed = int((logits.argmax(-1) != exact.argmax(-1)).sum())
+        return cls(squares, logits.numel(), changed, len(logits))
+
+
+@dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp(mean loss of a token) over all texts, and its ratio to that in float32; the intervals are over texts."""
+    """exp(mean loss of a token) over all texts, and its ratio to that in float32; the intervals are over texts.
+
+    `rms` is the root mean square of how much logits differ from those in float32, and `changed` the share of places
+    where another token is the likeliest; of llama.cpp they are not known.
+    """
 
     weights: str
     texts: int
     tokens: int
     perplexity: Spread | None
     ratio: Spread | None = None
+    rms: float | None = None
+    changed: Spread | None = None
 
     @classmethod
-    def of(cls, weights: str, losses: Sequence[Loss], reference: Sequence[Loss] | None = None) -> Perplexity:
+    def of(
+        cls,
+        weights: str,
+        losses: Sequence[Loss],
+        reference: Sequence[Loss] | None = None,
+        differences: Sequence[Difference] = (),
+    ) -> Perplexity:
         """
         Args:
             losses: of texts of two tokens or more.
             reference: those of the same texts in float32; None if these are they.
+            differences: of the logits of these texts, if known.
         """
         loss = pooled_rate(losses)
         ratio = None
         if reference is not None:
             both = zip(losses, reference, strict=True)
             ratio = _exp(pooled_rate([(one - other, count) for (one, count), (other, _) in both], least=-inf))
-        return cls(weights, len(losses), sum(count for _, count in losses), _exp(loss), ratio)
+        squares, logits = (sum(getattr(one, name) for one in differences) for name in ("squares", "logits"))
+        return cls(
+            *(weights, len(losses), sum(count for _, count in losses), _exp(loss), ratio),
+            sqrt(squares / logits) if differences else None,
+            pooled_rate([(one.changed, one.places) for one in differences], most=1.0),
+        )
 
     def as_row(self) -> dict[str, Any]:
         """Its figures by their names; those that have an interval as `Spread`."""
@@ -90,45 +133,47 @@ def is_quantized(loaded: Loaded) -> bool:
     return loaded.weights_dtype in hardware.QUANTIZED.values()
 
 
-def losses_of(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterator[Loss]:
-    """The loss of each text, of token ids, by the target.
+def logits_of(make_runner: MakeRunner, ids: Sequence[int]) -> Tensor:
+    """The logits after each of T token ids but the last, [T - 1, V].
 
     Raises:
         MemoryError: there is none left.
     """
-    for ids in texts:
-        with torch.inference_mode():
-            runner = loaded.target_runner(len(ids))
-            first = runner.prefill(ids[:1])
-            logits = torch.cat([first, runner.forward(ids[1:-1])]) if len(ids) > 2 else first
-            following = torch.tensor(ids[1:], device=logits.device)
-            loss = torch.nn.functional.cross_entropy(logits.float(), following, reduction="sum")
-        yield float(loss), len(ids) - 1
+    with torch.inference_mode():
+        runner = make_runner(len(ids))
+        first = runner.prefill(ids[:1])
+        return torch.cat([first, runner.forward(ids[1:-1])]) if len(ids) > 2 else first
 
 
-def compared(loaded: Loaded, found: list[Perplexity], notes: list[str]) -> Iterator[str]:
+def loss_of(logits: Tensor, ids: Sequence[int]) -> Loss:
+    """The loss of a text, of token ids, by its `logits_of`."""
+    following = torch.tensor(ids[1:], device=logits.device)
+    return float(torch.nn.functional.cross_entropy(logits.float(), following, reduction="sum")), len(ids) - 1
+
+
+def compared(loaded: Loaded, found: list[Perplexity], notes: list[str], text: str = "") -> Iterator[str]:
     """Put the perplexity of the target into `found`, as it is loaded, then in float32 and of llama.cpp, step by step.
 
     Args:
         notes: gets a sentence if llama.cpp is installed and fails.
+        text: is read in pieces of `PIECE` tokens, not by llama.cpp; if there is none, `TEXTS` short texts are.
     Raises:
         BadInput, LoadError: float32 weights cannot be loaded beside those that are, or the model reads none of the
             texts.
     """
-    prompts, _ = readable(loaded, some_of_each("written", TEXTS))
-    texts = [ids for one in prompts if len(ids := loaded.encode(one.prompt, raw=True)[: loaded.context]) > 1]
-    losses: list[Loss] = []
-    for loss in losses_of(loaded, texts):
-        losses.append(loss)
-        yield COMPARING
-    with loaded_as(replace(loaded.preset, draft_model=None, heads={}), REFERENCE, str(loaded.device)) as exact:
-        reference: list[Loss] = []
-        for loss in losses_of(exact, texts):
-            reference.append(loss)
+    texts = _texts(loaded, text)
+    losses, reference, differences = list[Loss](), list[Loss](), list[Difference]()
+    with in_float32(loaded) as make_exact:
+        for ids in texts:
+            ours, exact = (logits_of(make, ids) for make in (loaded.target_runner, make_exact))
+            losses.append(loss_of(ours, ids))
+            reference.append(loss_of(exact, ids))
+            differences.append(Difference.of(ours, exact))
             yield COMPARING
     weights = hardware.dtype_name(loaded.weights_dtype)
-    found += [Perplexity.of(weights, losses, reference), Perplexity.of(REFERENCE, reference)]
-    if loaded.weights_dtype == hardware.AS_STORED and loaded.preset.target.has_gguf and can_start():
+    found += [Perplexity.of(weights, losses, reference, differences), Perplexity.of(REFERENCE, reference)]
+    # llama.cpp's server is asked for each token by itself, which takes too long with long texts.
+    if not text and loaded.weights_dtype == hardware.AS_STORED and loaded.preset.target.has_gguf and can_start():
         theirs: list[Loss] = []
         try:
             for loss in losses_of_llamacpp(loaded, texts):
@@ -138,6 +183,31 @@ def compared(loaded: Loaded, found: list[Perplexity], notes: list[str]) -> Itera
             notes.append(f"The perplexity was not compared with llama.cpp: {error}")
         else:
             found.append(Perplexity.of(LLAMACPP, theirs, reference))
+
+
+def _texts(loaded: Loaded, text: str) -> list[list[int]]:
+    """Texts of two tokens or more."""
+    if text:
+        ids, size = loaded.encode(text, raw=True), min(PIECE, loaded.context)
+        texts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    else:
+        prompts, _ = readable(loaded, some_of_each("written", TEXTS))
+        texts = [loaded.encode(one.prompt, raw=True)[: loaded.context] for one in prompts]
+    return [ids for ids in texts if len(ids) > 1]
+
+
+@contextmanager
+def in_float32(loaded: Loaded) -> Iterator[MakeRunner]:
+    """Makes runners of the target in float32, with the numbers that a GGUF file stores or those of the checkpoint.
+
+    Raises:
+        BadInput, LoadError: see `loaded.load`.
+    """
+    if loaded.weights_dtype == hardware.AS_STORED:  # other copies of a file may be rounded to bfloat16
+        yield partial(eager.EagerRunner, loaded.model)
+        return
+    with loaded_as(replace(loaded.preset, draft_model=None, heads={}), REFERENCE, str(loaded.device)) as exact:
+        yield exact.target_runner
 
 
 def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterator[Loss]:

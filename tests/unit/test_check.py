@@ -18,7 +18,7 @@ from specdemo.models.presets import preset_of as by_name
 from specdemo.servers.flags import elsewhere
 from specdemo.studies import perplexity, writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
-from specdemo.studies.perplexity import Perplexity, losses_of
+from specdemo.studies.perplexity import Difference, Perplexity, logits_of, loss_of
 from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
 from specdemo.types import AUTO, BadInput, Settings
@@ -203,6 +203,7 @@ def test_the_command_tells_the_bill_then_the_answer(tmp_path: Path, command: Com
         (["--baseline", "http://127.0.0.1:9"], "Give the address of the server, too"),
         (["--server", "http://127.0.0.1:9"], "cannot be reached"),
         (["--drafters", "magic"], "There is no drafter called 'magic'"),
+        (["--text", __file__], "A text is for comparing quantized weights"),
     ],
 )
 def test_wrong_options_are_one_sentence(tmp_path: Path, command: Command, options: list[str], words: str) -> None:
@@ -230,6 +231,16 @@ def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() 
     assert better.ratio.low < better.ratio.mean < 1  # it may be below 1
 
 
+def test_logits_differ_by_the_root_mean_square_and_another_token_may_be_the_likeliest() -> None:
+    exact = torch.tensor([[1.0, 3.0], [5.0, 2.0], [0.0, 1.0], [1.0, 0.0]])
+    other = exact + torch.tensor([[0.0, 0.0], [-4.0, 0.0], [0.0, 0.0], [0.0, 0.5]])
+    differences = [Difference.of(other[rows], exact[rows]) for rows in ([0, 1], [2, 3])]
+    found = Perplexity.of("int4", [(1.0, 2)] * 2, [(1.0, 2)] * 2, differences)
+    assert found.rms == pytest.approx(math.sqrt(16.25 / 8))
+    assert found.changed is not None
+    assert found.changed.mean == 1 / 4
+
+
 def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +254,9 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     stored, exact, theirs = study.perplexities
     assert (stored.weights, exact.weights, theirs.weights) == ("stored", "float32", "llama.cpp, the same file")
     assert stored.tokens == theirs.tokens
+    assert stored.rms is not None
+    assert 0 < stored.rms < 0.01  # the products alone: those in float32 are of the same numbers
+    assert (exact.rms, theirs.rms, theirs.changed) == (None, None, None)
     assert theirs.perplexity is not None
     assert theirs.ratio is not None
     assert exact.perplexity is not None
@@ -255,9 +269,15 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
 
     monkeypatch.setattr(perplexity, "losses_of_llamacpp", fail)
     study = Check(loaded, {})
-    assert len([*study._compare_weights()]) == 2 * stored.texts
+    assert len([*study._compare_weights()]) == stored.texts
     assert len(study.perplexities) == 2
     assert study.not_compared == ["The perplexity was not compared with llama.cpp: It does not start."]
+    text = "the cat sat on the mat " * 5
+    tokens = len(loaded.encode(text, raw=True))
+    monkeypatch.setattr(perplexity, "PIECE", tokens // 2 + 1)
+    study = Check(loaded, {"text": text})
+    assert len([*study._compare_weights()]) == 2  # llama.cpp reads none of it
+    assert (study.perplexities[0].texts, study.perplexities[0].tokens) == (2, tokens - 2)
     loaded.release()
 
 
@@ -277,7 +297,7 @@ def test_a_check_of_quantized_weights_compares_them_with_float32(tmp_path: Path)
     expected = torch.nn.functional.cross_entropy(
         plain.model(torch.tensor([ids[:-1]])).logits[0], torch.tensor(ids[1:]), reduction="sum"
     )
-    [(loss, count)] = losses_of(plain, [ids])
+    loss, count = loss_of(logits_of(plain.target_runner, ids), ids)
     assert loss == pytest.approx(expected.item(), rel=1e-4)
     assert count == len(ids) - 1
     assert quantized.ratio is not None
