@@ -75,7 +75,7 @@ def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
 
 
 def narrowed(weight: Tensor) -> Tensor:
-    """A weight in a type of a file from which `stored_as` makes an unquantized one: a matrix in float32 becomes float16, or
+    """A weight for a file from which `stored_as` makes an unquantized one: a matrix in float32 becomes float16, or
     bfloat16 where a number is too large for it."""
     if weight.dim() == 1 or weight.dtype != torch.float32:
         return weight

@@ -34,8 +34,8 @@ def read_weights(
     progress: Callable[[float], None],
     as_stored: bool = False,
 ) -> dict[str, Tensor]:
-    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized, and the
-    others as `narrowed`.
+    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized, and
+    the others as `narrowed`.
 
     transformers' tables say which weight a tensor is, and how its rows are ordered.
 

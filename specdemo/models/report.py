@@ -141,8 +141,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What is known of a model without its weights; `header` is that of a GGUF file, `size` the bytes of its weights as they
-    are stored, if known."""
+    """What is known of a model without its weights.
+
+    `header` is that of a GGUF file, and `size` the bytes of the weights if they are kept as stored, where known.
+    """
 
     source: Source
     told: Told
@@ -216,7 +218,8 @@ def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described
     if of_file is not None:
         if source is preset.target:
             check_kept(source, dtype, _keeps_quantized(header))
-        return _Described(source, told, config, vocabulary, header, _kept(header))
+        size = _kept(header) if dtype == AS_STORED else None
+        return _Described(source, told, config, vocabulary, header, size)
     found = find_checkpoint(source, dtype, ignore)
     if source is preset.target:
         check_kept(found.source, dtype, found.source.has_gguf)

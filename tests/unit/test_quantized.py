@@ -296,7 +296,7 @@ def test_weights_are_called_stored_only_if_some_are_kept_quantized(
     write_gguf(tmp_path / "float32.gguf", tokenizer=tokenizer)
     write_gguf(tmp_path / "joined.gguf", tokenizer=tokenizer, stored_in={"ffn_up": "Q8_0"})
     for module in (converting, reporting):
-        monkeypatch.setattr(module, "JOINED", {"llama"})  # as GPT-2, of which all is read by transformers
+        monkeypatch.setattr(module, "WHOLE", {"llama"})  # as GPT-2, of which all is read by transformers
     targets: list[Source | Path] = [folder, *(Gguf(str(tmp_path / name)) for name in ("float32.gguf", "joined.gguf"))]
     for target in targets:
         for needing in (load, report_on):
