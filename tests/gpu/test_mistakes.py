@@ -123,7 +123,7 @@ def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_drafter_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting = Block.drafting
     monkeypatch.setattr(Block, "drafting", lambda *asked: (torch.ones(1).tolist(), drafting(*asked))[1])
-    with pytest.raises(AssertionError, match="'block at T = 0': 2"):
+    with pytest.raises(AssertionError, match="'block at T = 0, match': 2"):
         test_waits.test_a_round_waits_once(CPU)
 
 
