@@ -101,7 +101,7 @@ class Library:
             POINTER(c_long),
         ]
         functions.run_product.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
-        functions.pack_columns.argtypes = [c_void_p, c_long, c_long, c_int, c_void_p]
+        functions.pack_columns.argtypes = [c_void_p, c_long, c_long, c_int, c_void_p, c_int]
         functions.pack_columns.restype = None
         sizes = (c_int.in_dll(functions, name).value for name in ("columns", "step", "paired"))
         return cls(functions, dtype, quantized, *sizes)
@@ -125,7 +125,7 @@ class Library:
         (outer, size), bytes_each = part.shape, part.element_size()
         packed = WEIGHTS.empty((-(-outer // self.columns), size, self.columns), part.dtype)
         whole = part.contiguous()
-        self.functions.pack_columns(whole.data_ptr(), outer, size, bytes_each, packed.data_ptr())
+        self.functions.pack_columns(whole.data_ptr(), outer, size, bytes_each, packed.data_ptr(), torch.get_num_threads())
         return packed
 
     def _padded(self, weight: Tensor) -> Tensor:

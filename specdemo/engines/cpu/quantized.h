@@ -8,6 +8,7 @@
 
 #define GROUP 32  /* numbers that share a scale and a low */
 #define SUPER 256 /* numbers that share the units of these */
+#define SHARED (1 << 20) /* bytes from which packing is divided among the threads: to wake them takes as long as 100 KB */
 #define LIMIT 32767.0f
 #define LEAST 1e-30f /* smaller inputs count as zero, or the inverse of their scale would be infinite */
 
@@ -187,8 +188,9 @@ INLINE void pack_block(const char *from, long count, long size, const int bytes,
 }
 
 /* Pack a tensor of a quantized weight, of items of 1, 2 or 4 bytes: [outer, size] -> [outer / COLUMNS, size, COLUMNS], padded
-   with zeros. One thread packs 2 GB in half a second, and another program may keep a second one waiting for longer. */
-void pack_columns(const char *from, long outer, long size, int bytes, char *to) {
+   with zeros. */
+void pack_columns(const char *from, long outer, long size, int bytes, char *to, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (outer * size * bytes >= SHARED)
     for (long first = 0; first < outer; first += COLUMNS) {
         const char *block = from + first * size * bytes;
         char *packed = to + first * size * bytes;
