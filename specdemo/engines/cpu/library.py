@@ -125,7 +125,8 @@ class Library:
         (outer, size), bytes_each = part.shape, part.element_size()
         packed = WEIGHTS.empty((-(-outer // self.columns), size, self.columns), part.dtype)
         whole = part.contiguous()
-        self.functions.pack_columns(whole.data_ptr(), outer, size, bytes_each, packed.data_ptr(), torch.get_num_threads())
+        places = whole.data_ptr(), outer, size, bytes_each, packed.data_ptr()
+        self.functions.pack_columns(*places, torch.get_num_threads())
         return packed
 
     def _padded(self, weight: Tensor) -> Tensor:
