@@ -48,6 +48,7 @@ TOKENS = 16, 96  # of an examined text: the fewest, and the most
 SIDES = 2.5  # how often a text is written: by the target alone, with the drafter, and some time for prompts
 SERVERS, BOUNDS = "Your own server", "Drafters and time"
 BASELINE = "Without it, no speed-up can be computed."
+OWN_TABLES = 3  # at most, besides those of a diagnosis
 YES, NO, UNCLEAR = "yes", "no", "unclear"
 ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
 

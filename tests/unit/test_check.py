@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 import torch
 
@@ -22,6 +23,8 @@ from specdemo.studies.perplexity import Difference, Perplexity, logits_of, loss_
 from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
 from specdemo.types import AUTO, BadInput, Settings
+from specdemo.ui.lab.pictures import PICTURES
+from specdemo.ui.lab.results import Results
 
 from ..conftest import Command
 from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
@@ -229,6 +232,19 @@ def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() 
     assert better.ratio.low is not None
     assert better.ratio.high is not None
     assert better.ratio.low < better.ratio.mean < 1  # it may be below 1
+
+
+def test_the_page_has_room_for_every_table(checked: Any) -> None:
+    study = checked({"eagle": 1.5})
+    study.perplexities = [Perplexity.of("int8", [(1.0, 2)] * 2)]
+    shown = PICTURES["check"]
+    with gr.Blocks():
+        results = Results(shown.sections)
+    updates = results.update(shown.picture(study))
+    (section,) = results.sections
+    titles = [updates[table.fold].get("label") for table in section.tables]
+    assert titles == [table.title if table.rows else None for table in study.tables()]
+    assert {"What the weights cost in quality", "In other programs", "Every text"} <= {*titles}
 
 
 def test_logits_differ_by_the_root_mean_square_and_another_token_may_be_the_likeliest() -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead, outcomes
 from ...studies.causes import Causes
-from ...studies.check import Check
+from ...studies.check import OWN_TABLES, Check
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
 from ...studies.readers import Readers
+from ...studies.report import TABLES
 from ...studies.statistics import Spread
 from ...studies.study import Study
 from ...studies.sweep import Sweep
@@ -302,7 +303,7 @@ def of_words(study: Study) -> Picture:
 
 BY_WORDS = Shown(of_words, ((0, 3),))
 PICTURES: dict[str, Shown] = {
-    "check": Shown(of_check, ((6, 7),)),
+    "check": Shown(of_check, ((6, OWN_TABLES + len(TABLES)),)),
     "profile": Shown(of_profile, ((2, 3),)),
     "theory": Shown(of_measured, ((2, 1), (2, 0))),
     "sweep": Shown(of_sweep, ((4, 1),)),
