@@ -175,8 +175,8 @@ class Rejection(Rule):
         return sample(probs, number) % probs.shape[-1]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        # The walk takes one row of each depth, so rows of the same depth may share a number.
         logits, tested = self._filled(logits, draft)
+        # The walk takes one row of each depth, so rows of the same depth may share a number.
         draws = self._uniforms(TESTING, row_depths(tested))
         self._round += 1
         vector, probs = self._tested(logits, *read_of(tested, draws, logits.device))

@@ -69,13 +69,11 @@ class Rule:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._tested: Callable[..., tuple[Tensor, Any]] = self._test
-        self._captured = False
         self._draft_probs: list[tuple[Tensor, Tensor | None]] = []
 
     def use(self, runner: Runner) -> None:
         """Test by captured operations, where the runner's device has some."""
         self._tested = captured_by(runner, self.kind, self._test)
-        self._captured = self._tested != self._test
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -169,7 +167,7 @@ class Rule:
     def _filled(self, logits: Tensor, draft: Draft) -> tuple[Tensor, Draft]:
         """What is tested: where tests are captured, a tree is filled up to a size that they have. `follow` leaves the
         rest out."""
-        if not self._captured or draft.parents is None:
+        if draft.parents is None or self._tested == self._test:
             return logits, draft
         missing = size_of_tree(len(logits)) - len(logits)
         q = None if draft.q is None else F.pad(draft.q, (0, missing))
