@@ -219,10 +219,12 @@ def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> dict[str, float]:
     next(event for event in events if isinstance(event, Round))
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         count = sum(isinstance(event, Round) for event in events)
-    launched = [each for each in seen.key_averages() if each.key.startswith(LAUNCHES)]
-    there = [each for each in seen.key_averages() if each.device_type == DeviceType.CUDA]
-    kernels = [each for each in there if not each.key.startswith(("Memcpy", "Memset"))]
-    found = {"launches": launched, "kernels": kernels}
+    every = seen.key_averages()
+    there = [each for each in every if each.device_type == DeviceType.CUDA]
+    found = {
+        "launches": [each for each in every if each.key.startswith(LAUNCHES)],
+        "kernels": [each for each in there if not each.key.startswith(("Memcpy", "Memset"))],
+    }
     return {name: sum(each.count for each in those) / count for name, those in found.items()}
 
 

@@ -48,6 +48,13 @@ def made_target(on: Gpu) -> PreTrainedModel:
     return model
 
 
+def paired(on: Gpu, target: PreTrainedModel, draft: PreTrainedModel) -> Pair | None:
+    """The two with captured passes; None where these cannot be made, which is told."""
+    graphs = slots(on, FusedModel.of(target), "the made target")
+    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
+    return Pair(target, graphs, draft_graphs) if graphs and draft_graphs else None
+
+
 def made_pair(on: Gpu) -> None:
     """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
     target = made_target(on)
@@ -64,14 +71,12 @@ def made_pair(on: Gpu) -> None:
             speeds[case] = speed
     assisted = max((speed for case, speed in speeds.items() if case.method in (ASSISTED, TUNED)), default=0.0)
     compiled = speeds.get(Case(COMPILED))
-    graphs = slots(on, FusedModel.of(target), "the made target")
-    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
-    if not graphs or not draft_graphs:
+    if (pair := paired(on, target, draft)) is None:
         return
-    pair, costs = Pair(target, graphs, draft_graphs), None
+    costs = None
     every = [replace(settings, k=k) for k in (0, *on.sizes.ks)]
     with on.trying("the costs for K = auto"):
-        costs = CostModel(measure_passes(GraphRunner(graphs, MAX_K + 2), rule_for(settings), MAX_K))
+        costs = CostModel(measure_passes(GraphRunner(pair.graphs, MAX_K + 2), rule_for(settings), MAX_K))
         every.append(replace(settings, k=AUTO))
     for asked in [*every, *(replace(settings, k=nodes, tree=True) for nodes in on.sizes.trees)]:
         size = f"{'a tree of' if asked.tree else 'K ='} {asked.k}"
@@ -107,15 +112,13 @@ def made_ahead(on: Gpu) -> None:
     """The draft model of a made pair drafts while the target verifies: beside it on the same device, or on the CPU."""
     target = made_target(on)
     draft = first_layers(target, on.sizes.draft_layers)
-    graphs = slots(on, FusedModel.of(target), "the made target")
-    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
-    if not graphs or not draft_graphs:
+    if (pair := paired(on, target, draft)) is None:
         return
-    pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
+    prompt = on.prompt(target)
     capacity, vocab = len(prompt) + on.sizes.new_tokens + MOST_ROWS, target.config.get_text_config().vocab_size
     engine, on_cpu = runner_maker(deepcopy(draft).to("cpu"))
     makers: dict[str, MakeRunner] = {
-        "on the same device": partial(GraphRunner, draft_graphs),
+        "on the same device": partial(GraphRunner, pair.draft_graphs),
         f"on the CPU ({engine})": on_cpu,
     }
     for (where, make), k, ahead in product(makers.items(), on.sizes.ks[:2], (0, 1, 3)):
