@@ -192,7 +192,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
         elif as_stored and knows(config):
             model = empty_model(config)
-            weights = read_weights(gguf, header.architecture, model, dtype, read, as_stored)
+            weights = read_weights(gguf, header.architecture, model, None, read)
             save_file(weights, folder / weights_file(None), {"format": "pt"})
             weights.clear()
             model.config.save_pretrained(folder)

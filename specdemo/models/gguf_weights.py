@@ -30,18 +30,17 @@ def read_weights(
     path: Path,
     architecture: str,
     model: PreTrainedModel,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     progress: Callable[[float], None],
-    as_stored: bool = False,
 ) -> dict[str, Tensor]:
-    """The weights of a GGUF file by the model's names, or with `as_stored` the tensors of those that are quantized, and
-    the others as `narrowed`.
+    """The weights of a GGUF file by the model's names, or as stored the tensors of those that are quantized, and the
+    others as `narrowed`.
 
     transformers' tables say which weight a tensor is, and how its rows are ordered.
 
     Args:
         architecture: llama.cpp's name for it.
-        dtype: the type of weights if not `as_stored`.
+        dtype: the type of the weights; None is as stored.
         progress: is told which part of the tensors is done.
     Raises:
         LoadError: naming what is missing or has another shape.
@@ -49,7 +48,6 @@ def read_weights(
     found, shapes = dict[str, Tensor](), dict[str, Sequence[int]]()
     wanted, tensors = dict(model.named_parameters()), gguf.GGUFReader(str(path)).tensors
     processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
-    beside = None if as_stored else dtype
     names, experts = tables.get_gguf_hf_weights_map(model, processor), dict[str, list[Any]]()
 
     def processed(numbers: NDArray[np.float32], tensor: Any) -> Any:
@@ -74,14 +72,14 @@ def read_weights(
         if (rows := _rows(numbered.weights, tensor.shape[::-1])) is None:
             numbers = processed(gguf.dequantize(tensor.data, tensor.tensor_type), tensor).weights
             plain = torch.from_numpy(np.array(numbers))
-            weight = narrowed(plain) if beside is None else plain.to(beside)
-        elif as_stored and tensor.tensor_type.name in READERS:
+            weight = narrowed(plain) if dtype is None else plain.to(dtype)
+        elif dtype is None and tensor.tensor_type.name in READERS:
             weight = of_blocks(tensor.data[rows], tensor.tensor_type.name)
         else:
-            weight = numbers_of(tensor.data[rows], tensor.tensor_type, beside)
+            weight = numbers_of(tensor.data[rows], tensor.tensor_type, dtype)
         keep(name, weight, weight.shape)
     for name, halves in experts.items():
-        keep(name, *_experts(halves, beside))
+        keep(name, *_experts(halves, dtype))
     both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
     unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
     check_whole(path.name, wanted.keys() - shapes.keys(), unlike)
