@@ -71,7 +71,7 @@ def trouble(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> int | None:
-    """The special token that the chat template puts directly after an answer, if there is one."""
+    """The special or added token that the chat template puts directly after an answer, if there is one."""
     if not tokenizer.chat_template:
         return None
     for as_parts in (False, True):
@@ -81,7 +81,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, A
             continue
         if found := list(MARKED.finditer(text)):
             after = tokenizer.encode(text[found[-1].end() :], add_special_tokens=False)
-            return after[0] if after and after[0] in special_ids(tokenizer) else None
+            return after[0] if after and after[0] in {*special_ids(tokenizer), *_tags(tokenizer)} else None
     return None
 
 
@@ -200,8 +200,7 @@ def _markers(
         ids: of the text in which they may be.
         around: ids of the template's own text; if it has the same ones, none was typed.
     """
-    added = tokenizer.added_tokens_decoder.items()
-    tags = {i: token.content for i, token in added if not token.special and TAG.fullmatch(token.content.strip())}
+    tags = _tags(tokenizer)
     found = _among(tags, ids)
     if found == _among(tags, around) or not tokenizer.chat_template:
         return {}
@@ -212,6 +211,12 @@ def _markers(
         with suppress(Exception):  # it may not support a role
             written.append(_render(tokenizer, template_kwargs, as_parts, **dict.fromkeys(roles, MARK)))
     return {i: tags[i] for i in found if any(tags[i] in text for text in written)}
+
+
+def _tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Added tokens, by id, that are not flagged as special but look like markers."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {i: token.content for i, token in added if not token.special and TAG.fullmatch(token.content.strip())}
 
 
 def _among(some: Container[int], ids: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
 from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_header, completed, read_header
+from .gguf_tokenizer import build_tokenizer, check_tokenizer, end_ids
 from .source import GGUF, Place, Source, weights_file
 from .store import CHECKED, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
 
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LAYOUT = 2  # version of a cache entry; a new number has all entries made again
+LAYOUT = 3  # version of a cache entry; a new number has all entries made again
 IDENTITY = "identity.json"
 HEAD_OF_ARRAY, SIZE = struct.Struct("<IQ"), struct.Struct("<Q")  # in a GGUF file: kind and count; bytes of a string
-# What transformers would parse with the configuration, and reads again for the tokenizer. It counts the tokens, though.
+# What transformers would parse with the configuration. It counts the tokens, though.
 UNREAD = {f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges")}
 CONVERTING = "converting the weights (only this once)"
 Copies = Mapping[str, str | None]  # from number types to the `variant` of `from_pretrained`
@@ -174,7 +175,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
 
     from ..engines.families import knows
     from .checkpoint import empty_model
-    from .gguf_weights import read_weights
+    from .gguf_weights import check_taken, joint_name, names_of_weights, read_weights
 
     def read(done: float) -> None:
         progress(done, CONVERTING)
@@ -183,13 +184,19 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     with gguf.open("rb") as file:
         header = read_header(file)
     check_header(name, header)
+    check_tokenizer(name, header.fields)
+    tokenizer = build_tokenizer(name, header.fields)
     with _read_quickly():
         config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
+        config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
+        config.eos_token_id = end_ids(header.fields) or None
         as_stored = copies == STORED
         dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
         experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
         if header.architecture in WHOLE or (experts and not (as_stored and knows(config))):
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
+            taken = names_of_weights(model, header.architecture)
+            check_taken(name, (tensor for tensor in header.shapes if tensor not in taken and not joint_name(tensor)))
         elif as_stored and knows(config):
             model = empty_model(config)
             weights = read_weights(gguf, header.architecture, model, None, read)
@@ -208,17 +215,6 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
             copies = ONE_COPY if as_stored else copies
         for copy, variant in copies.items():
             model.to(getattr(torch, copy)).save_pretrained(folder, variant=variant)
-    config = model.config
-    del model
-    _write_tokenizer(gguf, config, folder)
-
-
-def _write_tokenizer(gguf: Path, config: Any, folder: Path) -> None:
-    """AutoTokenizer does the same, but reads the configuration again to choose a class, which does not matter here."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    _mend(tokenizer, config)
     tokenizer.save_pretrained(folder)
 
 
@@ -279,13 +275,6 @@ def _numbers(gguf: Path, tensor: str) -> list[float]:
     found = next(one for one in GGUFReader(str(gguf)).tensors if one.name == tensor)
     numbers: list[float] = dequantize(found.data, found.tensor_type).tolist()
     return numbers
-
-
-def _mend(tokenizer: Any, config: Any) -> None:
-    """Set the special tokens to the model's: transformers 5.17 takes the wrong end token from some GGUF files."""
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        if (index := getattr(config, f"{name}_id", None)) is not None:
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
 
 
 def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:

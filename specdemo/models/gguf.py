@@ -28,6 +28,7 @@ FIELDS = {"freq_base", "freq_base_swa", "dimension_count", "dimension_count_swa"
 FIELDS |= {"scaling.factor", "scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"}
 FIELDS |= {"scaling.yarn_ext_factor", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow"}
 SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that have the same name in a configuration
+BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}  # by the field of a configuration
 EXPERTS = "ffn_gate_exps", "ffn_up_exps"  # in the names of tensors: two halves of one weight
 # Architectures, by llama.cpp's names:
 READ = {"lfm2", "qwen35", "qwen35moe"}  # transformers reads all but what rescales the frequencies
@@ -142,6 +143,9 @@ def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], li
         read: gives the numbers of a tensor by its name.
     """
     kind, stated = header.architecture, getattr(config, "rope_parameters", None)
+    for flag, tensor in BIASES.items():
+        if tensor in header.shapes and hasattr(config, flag):
+            setattr(config, flag, True)
     if not stated or kind in READ:
         return config
     rope = _rope(header, read)

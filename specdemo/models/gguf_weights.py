@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
 from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
 from .checkpoint import check_whole
+from .gguf import ALWAYS, LONG, SHORT
+from .store import LoadError
 from .weights import SEPARATOR
 
 NARROW = {"F16": torch.float16, "BF16": torch.bfloat16}  # types of tensors that are kept as they are
@@ -47,8 +49,8 @@ def read_weights(
     """
     found, shapes = dict[str, Tensor](), dict[str, Sequence[int]]()
     wanted, tensors = dict(model.named_parameters()), gguf.GGUFReader(str(path)).tensors
-    processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
-    names, experts = tables.get_gguf_hf_weights_map(model, processor), dict[str, list[Any]]()
+    processor, names = _processor(model, architecture), names_of_weights(model, architecture)
+    experts, untaken = dict[str, list[Any]](), list[str]()
 
     def processed(numbers: NDArray[np.float32], tensor: Any) -> Any:
         return processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
@@ -62,11 +64,12 @@ def read_weights(
 
     for done, tensor in enumerate(tensors):
         progress(done / len(tensors))
-        if (name := _joint_name(tensor.name)) in wanted:
+        if (name := joint_name(tensor.name)) in wanted:
             experts.setdefault(name, []).append(tensor)
             continue
         numbered = processed(_numbered(tensor.shape[::-1]), tensor)
-        if (name := names.get(numbered.name)) not in wanted:
+        if (name := names.get(numbered.name, "")) not in wanted:
+            untaken.append(tensor.name)
             continue
         weight: Weight
         if (rows := _rows(numbered.weights, tensor.shape[::-1])) is None:
@@ -78,12 +81,31 @@ def read_weights(
         else:
             weight = numbers_of(tensor.data[rows], tensor.tensor_type, dtype)
         keep(name, weight, weight.shape)
+    check_taken(path.name, untaken)
     for name, halves in experts.items():
         keep(name, *_experts(halves, dtype))
     both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
     unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
     check_whole(path.name, wanted.keys() - shapes.keys(), unlike)
     return found
+
+
+def _processor(model: PreTrainedModel, architecture: str) -> tables.TensorProcessor:
+    """Orders the rows of tensors as transformers does."""
+    return tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
+
+
+def names_of_weights(model: PreTrainedModel, architecture: str) -> dict[str, str]:
+    """The model's weights by the names of tensors of a GGUF file."""
+    return dict(tables.get_gguf_hf_weights_map(model, _processor(model, architecture)))
+
+
+def check_taken(name: str, untaken: Iterable[str]) -> None:
+    """Refuse a file with tensors that are no weight of the model: without them it would write another text."""
+    configured = ALWAYS, LONG, SHORT
+    if left := sorted(tensor for tensor in untaken if tensor not in configured):
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise LoadError(f"{name} cannot be run here: it has weights that this model has no place for: {left[0]}{more}.")
 
 
 def _numbered(shape: Sequence[int]) -> NDArray[np.float32]:
@@ -125,7 +147,7 @@ def numbers_of(raw: NDArray[Any], kind: gguf.GGMLQuantizationType, dtype: torch.
 # Experts, whose gates a GGUF file has as one tensor of a layer, and so the others -----------------------------------
 
 
-def _joint_name(tensor: str) -> str:
+def joint_name(tensor: str) -> str:
     """The name in transformers of the weight that a tensor is a part of; empty if it has no experts."""
     found = OF_EXPERTS.fullmatch(tensor)
     return f"model.layers.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""

@@ -25,6 +25,7 @@ from ..types import BadInput
 from .checkpoint import find_checkpoint, stored_size
 from .errors import wrap_load_errors
 from .gguf import LONG, WHOLE, Header, check_header
+from .gguf_tokenizer import check_tokenizer
 from .loaded import LANES, check_prompts, context_of, embedding_rows
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
@@ -212,6 +213,7 @@ def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described
         if (of_file := source.header()) is not None:
             header, told = of_file
             check_header(str(source), header)
+            check_tokenizer(str(source), header.fields)
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
             told = replace(told, licence=told.licence or header.fields.get("general.license"))
             config = _config(header)

@@ -209,6 +209,7 @@ def write_gguf(
         kinds.get(type(value), writer.add_array)(f"{kind}.{key}", value)
     writer.add_vocab_size(len(vocab))
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     tokens = sorted(vocab, key=vocab.__getitem__)
     writer.add_token_list(tokens)
     writer.add_token_types(  # control, user defined, normal
@@ -280,7 +281,7 @@ def gguf_weight(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, count in heads.items():
         if part in name and config.model_type == "llama":
-            return weight.view(count, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+            return weight.view(count, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
     return (
         weight + 1
         if name.endswith("norm.weight") and config.model_type in ("gemma2", "gemma3_text", "nemotron")

@@ -184,6 +184,11 @@ def test_the_token_that_ends_a_turn() -> None:
     assert chat.end_of_turn(make_tokenizer(template=plain_ends), {}) is None
     assert chat.end_of_turn(make_tokenizer(template=PARTS), {}) == 2
     assert chat.end_of_turn(make_tokenizer(template=DROPS), {}) is None
+    added = make_tokenizer(template=CHATML.replace("<|im_end|>", "<|end|>"))
+    added.add_tokens(["<|end|>", "\n"])  # not special
+    assert chat.end_of_turn(added, {}) == added.convert_tokens_to_ids("<|end|>")
+    added.chat_template = added.chat_template.replace("<|end|>", "")  # a line break follows
+    assert chat.end_of_turn(added, {}) is None
 
 
 # Templates and what they do with the words ---------------------------------------------------------------------

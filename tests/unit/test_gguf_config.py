@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {  # a configuration of transformers, and the header an
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
         {"rope.scale_linear": 4.0},
     ),
+    "biases": (hf.LlamaConfig, {"attention_bias": True, "mlp_bias": True}, {}),
     "none": (hf.LlamaConfig, {}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
     "yarn with a magnitude": (
         hf.LlamaConfig,
@@ -164,6 +165,9 @@ def written(case: Case, gguf: Gguf) -> hf.PreTrainedModel:
     kind, more, *in_file = case
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(kind(**{**SIZES, **more})).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.normal_(weight, std=0.5)
     return write_gguf(Path(gguf.file), rounded(model), *in_file)
 
 
@@ -238,6 +242,17 @@ def test_logits_are_those_of_llama_cpp(name: str, gguf: Gguf) -> None:
     found, wanted = ours[others].log_softmax(-1), torch.tensor([theirs[index] for index in others])
     torch.testing.assert_close(found, wanted, atol=0.05, rtol=0)
     loaded.release()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["one by one", "whole"])
+def test_a_file_with_weights_that_the_model_has_no_place_for_is_refused(
+    whole: bool, gguf: Gguf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"blk.0.attn_sinks.weight": torch.ones(2), "blk.1.attn_sinks.weight": torch.ones(2)}
+    write_gguf(Path(gguf.file), tensors=more)
+    monkeypatch.setattr(converted, "WHOLE", {"llama"} if whole else set())
+    with pytest.raises(LoadError, match=r"tiny\.gguf .* no place for: blk\.0\.attn_sinks\.weight and 1 more\."):
+        load(preset_of(gguf), "float32", "cpu")
 
 
 # What is refused -------------------------------------------------------------------------------------------------
