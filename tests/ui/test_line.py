@@ -23,9 +23,10 @@ from playwright.sync_api import expect
 from specdemo.studies.lab import STUDIES
 from specdemo.ui.jobs import RACE
 from specdemo.ui.lab.run import work_of
+from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
-from specdemo.ui.serving import queue
+from specdemo.ui.serving import line, queue
 from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of
 
 from .browser import run, served, wait_until
@@ -130,6 +131,33 @@ def test_an_address_has_three_loads_in_the_line(held: str, place: Any) -> None:
         assert [choose(first, "mine").status_code for _ in range(MAX_OF_ADDRESS + 1)] == [200, 200, 200, 429]
         assert choose(second, "theirs").status_code == 200
         assert first.join("one", "other").status_code == 200  # a race besides them
+
+
+def test_a_function_is_counted_however_its_number_is_written() -> None:
+    """Gradio takes "1", " 1", 1.0 and true for the function 1."""
+    runs, gate = Runs(), threading.Event()
+    runs.engine = Script().engine()
+
+    @line.job(RACE)
+    def race() -> None:
+        gate.wait(30)
+
+    with gr.Blocks() as page:
+        for name in ("zero", "one"):
+            gr.api(race, api_name=name, **line.MODEL)
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options(runs))
+    try:
+        with Caller(url) as caller:
+            bodies: list[dict[str, Any]] = [
+                {"fn_index": number, "data": [], "session_hash": "mine"} for number in ("1", " 1", 1.0, True)
+            ]
+            assert caller.http.post("/gradio_api/queue/join", json=bodies[0] | {"fn_index": 1}).status_code == 200
+            answers = [caller.http.post("/gradio_api/queue/join", json=body) for body in bodies]
+            assert [answer.status_code for answer in answers] == [422] * 4
+            assert all("Your last request is still" in answer.text for answer in answers)
+    finally:
+        gate.set()
+        page.close(verbose=False)
 
 
 def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, place: Any) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
+from gradio.data_classes import PredictBody
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -159,9 +160,12 @@ def _asked(scope: Scope, name: str | None, body: bytes) -> tuple[Any, str]:
     try:
         asked = json.loads(body)
         fns = scope["app"].get_blocks().fns
-        found = fns.get(asked["fn_index"]) if name is None else next(fn for fn in fns.values() if fn.api_name == name)
+        if name is None:
+            found = fns.get(PredictBody.model_validate(asked).fn_index)  # which may be written "12", 12.0 or true
+        else:
+            found = next(fn for fn in fns.values() if fn.api_name == name)
         session = asked.get("session_hash")
-    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
+    except (ValueError, AttributeError, StopIteration, RecursionError):
         return None, ""  # Gradio refuses it
     in_line = found is not None and found.concurrency_id == MODEL_LINE
     return found if in_line else None, session if isinstance(session, str) else ""
