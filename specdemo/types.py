@@ -18,6 +18,7 @@ AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOP_STRINGS = 8
+MAX_STOP = 1_000  # characters of each
 MAX_GRAMMAR = 100_000  # characters
 FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 MATCH, REJECTION = "match", "rejection"
@@ -329,6 +330,8 @@ class Settings:
             raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings, please; there are {len(self.stop)}.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise BadInput("A stop string cannot be empty.")
+        if max(map(len, self.stop), default=0) > MAX_STOP:
+            raise BadInput(f"A stop string has at most {MAX_STOP:,} characters, please.")
         if not all(is_text(text) for text in self.stop):
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
         if not is_text(self.grammar):

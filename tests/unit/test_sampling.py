@@ -331,7 +331,7 @@ def test_a_count_is_never_rounded(name: str, value: Any) -> None:
         Settings(**{name: value})
 
 
-@pytest.mark.parametrize("stop", [("",), ("a", ""), (1,), (None,), ("x",) * (MAX_STOP_STRINGS + 1)])
+@pytest.mark.parametrize("stop", [("",), ("a", ""), (1,), (None,), ("x",) * (MAX_STOP_STRINGS + 1), ("x" * 1001,)])
 def test_stop_strings_that_cannot_be_used_are_refused(stop: tuple) -> None:
     with pytest.raises(BadInput, match="top string"):
         Settings(stop=stop)
@@ -339,3 +339,4 @@ def test_stop_strings_that_cannot_be_used_are_refused(stop: tuple) -> None:
 
 def test_usual_stop_strings_are_taken() -> None:
     assert Settings(stop=("\n", " ", "END")).stop == ("\n", " ", "END")
+    assert Settings(stop=("x" * 1000,)).stop == ("x" * 1000,)

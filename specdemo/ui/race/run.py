@@ -42,7 +42,8 @@ class Run(Job):
 
     @property
     def size(self) -> int:
-        return super().size + getsizeof(self.request.prompt) + self._entry_bytes
+        texts = self.request.prompt, self.request.settings.grammar
+        return super().size + sum(map(getsizeof, texts)) + self._entry_bytes
 
     def _play(self, engine: Engine) -> Iterator[str]:
         for status in self._load(engine):
