@@ -110,6 +110,26 @@ def test_a_number_in_a_call_is_refused_without_a_word_of_pythons(
     assert not re.search("Traceback|Exceeds the limit|OverflowError|File ", text)
 
 
+@pytest.mark.parametrize("path", ["queue/join", "call/replays", "component_server", "cancel", "upload"])
+def test_a_request_that_is_too_large_is_not_read(site: tuple[str, Runs], path: str) -> None:
+    whole = b" " * 4_000_001
+    for content in (whole, iter([whole[:1_000_000], whole[1_000_000:]])):  # the second does not say how much comes
+        answer = httpx.post(f"{site[0]}gradio_api/{path}", content=content, timeout=60)
+        assert (answer.status_code, answer.json()) == (413, {"detail": "A request has at most 4 MB."})
+
+
+def test_a_prompt_of_the_most_characters_in_the_most_bytes_is_read(site: tuple[str, Runs]) -> None:
+    content, kind = json.dumps({"data": ["\U0001f600" * 200_000]}), {"content-type": "application/json"}
+    assert len(content) > 2_000_000
+    answer = httpx.post(f"{site[0]}gradio_api/call/unknown", content=content, headers=kind, timeout=60)
+    assert answer.status_code != 413
+
+
+def test_a_trace_may_be_larger(site: tuple[str, Runs]) -> None:
+    answer = httpx.post(f"{site[0]}replays", content=b"x" * 4_000_001, timeout=60)
+    assert answer.json() == {"error": "This is not a trace of specdemo."}
+
+
 # The stream of a run ---------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from ...models.presets import DEFAULT_PRESET
 from ...racing.trace import read_trace, trace_lines
+from ..serving.entry import REPLAYS
 from ..serving.stream import may_see
 from ..values import to_json
 from .opening import NOT_OPENED, OPENING_SECONDS, opened
@@ -89,7 +90,7 @@ def replay_routes() -> list[Route]:
             except asyncio.TimeoutError:
                 return _json(to_json({"error": NOT_OPENED}))
 
-    return [Route("/recordings/{file}", recording), Route("/replays", replay, methods=["POST"])]
+    return [Route("/recordings/{file}", recording), Route(REPLAYS, replay, methods=["POST"])]
 
 
 def _json(told: bytes | str) -> Response:

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from gradio.data_classes import PredictBody
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,10 +69,7 @@ class Door:
         called, cancels = JOINING.search(posted), posted.endswith(CANCELLING)
         if not called and not cancels:
             return await self.app(scope, receive, send)
-        try:
-            body = await Request(scope, receive).body()
-        except ClientDisconnect:
-            return
+        body = await Request(scope, receive).body()
         read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
