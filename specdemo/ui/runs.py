@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
+from anyio import to_thread
+
 from .engine import Engine
 from .jobs import GRACE_SECONDS, Job
 
@@ -17,6 +20,7 @@ KEPT_BYTES = 64_000_000  # of all jobs together
 OWN_RUNS = 3  # jobs of each visitor that are kept before those of others
 MAX_REFUSALS = 256  # sentences that are kept for visitors to ask for
 J = TypeVar("J", bound=Job)
+T = TypeVar("T")
 
 
 def is_local(client: Any) -> bool:
@@ -65,6 +69,7 @@ class Runs:
         self._sizes: dict[str, int] = {}
         self._refusals: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
+        self._large = asyncio.Lock()
 
     def begin(self, job: J, session: str | None, client: Any = None, on_page: bool = False) -> J:
         """Keep a new job. The oldest ones are forgotten when all together take too many bytes.
@@ -135,6 +140,13 @@ class Runs:
                 break
             del self._runs[run_id]
             over -= self._sizes.pop(run_id)
+
+    async def large(self, make: Callable[[], T]) -> T:
+        """A large answer, made in a thread of its own: one at a time, or they would take memory and the engine's time
+        together."""
+        async with self._large:
+            with self.engine.beside.work():
+                return await to_thread.run_sync(make)
 
     def find(self, kind: type[J], run_id: str) -> J | None:
         """The job with this id, if it is kept and of this kind."""

@@ -6,7 +6,9 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +130,32 @@ def test_a_prompt_of_the_most_characters_in_the_most_bytes_is_read(site: tuple[s
 def test_a_trace_may_be_larger(site: tuple[str, Runs]) -> None:
     answer = httpx.post(f"{site[0]}replays", content=b"x" * 4_000_001, timeout=60)
     assert answer.json() == {"error": "This is not a trace of specdemo."}
+
+
+def test_the_large_answers_on_a_race_are_made_one_at_a_time(
+    site: tuple[str, Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, runs = site
+    run, making, together = runs.begin(Run(ask()), "anyone"), list[int](), list[int]()
+
+    def trace(run: Run) -> str:
+        making.append(1)
+        together.append(len(making))
+        time.sleep(0.05)
+        making.pop()
+        return ""
+
+    monkeypatch.setattr(Run, "trace", trace)
+    parts = httpx.get(f"{url}config").json()["components"]
+    ids = {name: part["id"] for part in parts for name in part["props"].get("server_fns", ())}
+
+    def ask_for(name: str) -> int:
+        body = {"component_id": ids[name], "fn_name": name, "session_hash": "anyone", "data": run.id}
+        return httpx.post(f"{url}gradio_api/component_server", json=body, timeout=60).status_code
+
+    with ThreadPoolExecutor(9) as threads:
+        assert {*threads.map(ask_for, ["trace", "saved", "race"] * 3)} == {200}
+    assert together == [1] * 9
 
 
 # The stream of a run ---------------------------------------------------------------------------------------

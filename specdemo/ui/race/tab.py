@@ -82,10 +82,9 @@ def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence
 def _answers(runs: Runs) -> list[Any]:
     """What the script in the page may ask for; it knows the ids of the runs it was shown, and no others."""
 
-    def trace(run_id: Any) -> str | None:
-        with runs.engine.beside.work():
-            run = runs.find(Run, str(run_id))
-            return run.trace() if run else None
+    async def trace(run_id: Any) -> str | None:
+        run = runs.find(Run, str(run_id))
+        return await runs.large(run.trace) if run else None
 
     return [trace, halting(runs)]
 

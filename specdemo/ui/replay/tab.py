@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ...types import BadInput
@@ -25,8 +25,8 @@ def add_replay(runs: Runs) -> None:
     )
 
 
-def _run_of(runs: Runs) -> Callable[[Any], str]:
-    def race(run_id: Any) -> str:
+def _run_of(runs: Runs) -> Callable[[Any], Awaitable[str]]:
+    async def race(run_id: Any) -> str:
         """What the script plays for a race that the page has just shown."""
 
         def lines() -> Sequence[str]:
@@ -35,7 +35,6 @@ def _run_of(runs: Runs) -> Callable[[Any], str]:
                 raise BadInput("This race is no longer kept. Run it again to replay it.")
             return run.trace().split("\n")
 
-        with runs.engine.beside.work():
-            return playable_json("race", lines)
+        return await runs.large(lambda: playable_json("race", lines))
 
     return race

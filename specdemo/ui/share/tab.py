@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..part import Part
@@ -26,11 +26,11 @@ def add_share(runs: Runs, form: dict[str, Any]) -> Any:
     return part.again(None, fields, [*fields, form["raced"]], js=filled)
 
 
-def _saved(runs: Runs) -> Callable[[Any], str | None]:
-    def saved(run_id: Any) -> str | None:
+def _saved(runs: Runs) -> Callable[[Any], Awaitable[str | None]]:
+    async def saved(run_id: Any) -> str | None:
         """The race as an HTML file; None if it is no longer kept."""
-        with runs.engine.beside.work():
-            run = runs.find(Run, str(run_id))
-            return saved_page(playable_json("saved", lambda: run.trace().split("\n"))) if run else None
+        if run := runs.find(Run, str(run_id)):
+            return await runs.large(lambda: saved_page(playable_json("saved", lambda: run.trace().split("\n"))))
+        return None
 
     return saved
