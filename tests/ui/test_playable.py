@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
+import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request as WebRequest
 from urllib.request import urlopen
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request as Asked
 
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
@@ -30,6 +35,7 @@ from specdemo.ui.replay.playable import playable, uploaded
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX, recordings
 
 from .scripted import PRESETS, Script, ScriptedLoaded
+from .test_jobs import in_a_loop_of_its_own
 
 SHIPPED = sorted(path.name.removesuffix(SUFFIX) for path in RECORDINGS.glob(f"*{SUFFIX}"))
 PAIR = "qwen2.5-coder"
@@ -289,6 +295,38 @@ def test_a_file_that_takes_too_much_is_given_up(
     assert posted(url, b"") == {"error": opening.NOT_OPENED}
     monkeypatch.setattr(routes, "AT_ONCE", asyncio.Semaphore(0))
     assert posted(url, b"") == {"error": "Others are opening files just now. Try again in a moment."}
+
+
+def test_slow_uploads_do_not_keep_others_from_opening_a_file(url: str, script: Script) -> None:
+    host, port = urlsplit(url).netloc.split(":")
+    with ExitStack() as uploads:
+        for _ in range(3):
+            slow = uploads.enter_context(socket.create_connection((host, int(port))))
+            slow.sendall(f"POST /replays HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nx".encode())
+            time.sleep(0.1)  # else it might come later than the next, and hinder nobody
+        assert posted(url, b"nothing") == {"error": "This is not a trace of specdemo."}
+
+
+def test_files_that_arrive_have_a_limit_together(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(routes, "MOST_ARRIVING", 10)
+        assert posted(url, b"x" * 11) == {"error": routes.BUSY}
+        assert posted(url, b"x" * 10) == {"error": "This is not a trace of specdemo."}  # the first has gone
+
+
+def test_a_client_that_leaves_while_it_sends_a_file_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def anyone(request: Asked) -> bool:
+        return True
+
+    monkeypatch.setattr(routes, "may_see", anyone)
+    came = iter([{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(came)
+
+    replay = next(route for route in routes.replay_routes() if route.path == "/replays")
+    answer = in_a_loop_of_its_own(replay.endpoint(Asked({"type": "http", "method": "POST", "headers": []}, receive)))
+    assert answer.status_code == 400
 
 
 # The recordings that ship -----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,19 +26,14 @@ TOO_LARGE = f"This file is too large: a trace has at most {MAX_TRACE / 1e6:g} MB
 NOT_OPENED = "This file could not be opened: reading it takes too long or too much memory."
 
 
-async def opened(file: AsyncIterator[bytes]) -> bytes | str:
+async def opened(file: bytes | bytearray) -> bytes | str:
     """What the script plays for a visitor's file, made by another process."""
-    body = bytearray()
-    async for part in file:
-        body += part
-        if len(body) > MAX_TRACE:
-            return to_json({"error": TOO_LARGE})
     pipe, root = asyncio.subprocess.PIPE, Path(__file__).resolve().parents[3]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", OPEN, str(NICE)), stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=root
     )
     try:
-        told, _ = await process.communicate(body)
+        told, _ = await process.communicate(file)
     finally:
         with suppress(ProcessLookupError):  # it has ended
             process.kill()

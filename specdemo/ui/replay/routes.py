@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as WebRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,13 +19,15 @@ from ...racing.trace import read_trace, trace_lines
 from ..serving.entry import REPLAYS
 from ..serving.stream import may_see
 from ..values import to_json
-from .opening import NOT_OPENED, OPENING_SECONDS, opened
+from .opening import MAX_TRACE, NOT_OPENED, OPENING_SECONDS, TOO_LARGE, opened
 from .playable import playable_json, playable_request
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "presets" / "recordings"
 SUFFIX = ".jsonl.gz"
 OPENING = "code-3"  # of the prompt, the drafter and the K that the form begins with
-AT_ONCE = asyncio.Semaphore(2)  # files at the same time; whoever comes next is asked to try again
+AT_ONCE = asyncio.Semaphore(2)  # files that are read at the same time; whoever comes next is asked to try again
+MOST_ARRIVING = 4 * MAX_TRACE  # bytes of all files that are being sent: those who send slowly hinder nobody
+BUSY = "Others are opening files just now. Try again in a moment."
 
 
 @cache
@@ -69,6 +72,7 @@ def recordings() -> list[dict[str, Any]]:
 def replay_routes() -> list[Route]:
     """`/recordings/<file>`: a recording, to be kept by the browser. `/replays`: a trace is posted, and what the script
     plays comes back."""
+    arriving = 0  # bytes
 
     async def recording(request: WebRequest) -> Response:
         if not await may_see(request):
@@ -79,16 +83,33 @@ def replay_routes() -> list[Route]:
         headers = {"content-encoding": "gzip", "cache-control": "max-age=31536000, immutable"}
         return Response(found[1], media_type="application/json", headers=headers)
 
+    async def read(request: WebRequest, file: bytearray) -> bytes | str:
+        nonlocal arriving
+        async for part in request.stream():
+            file += part
+            arriving += len(part)
+            if len(file) > MAX_TRACE:
+                return to_json({"error": TOO_LARGE})
+            if arriving > MOST_ARRIVING:
+                return to_json({"error": BUSY})
+        if AT_ONCE.locked():
+            return to_json({"error": BUSY})
+        async with AT_ONCE:
+            return await opened(file)
+
     async def replay(request: WebRequest) -> Response:
+        nonlocal arriving
         if not await may_see(request):
             return Response(status_code=401)
-        if AT_ONCE.locked():
-            return _json(to_json({"error": "Others are opening files just now. Try again in a moment."}))
-        async with AT_ONCE:
-            try:
-                return _json(await asyncio.wait_for(opened(request.stream()), OPENING_SECONDS))
-            except asyncio.TimeoutError:
-                return _json(to_json({"error": NOT_OPENED}))
+        file = bytearray()
+        try:
+            return _json(await asyncio.wait_for(read(request, file), OPENING_SECONDS))
+        except asyncio.TimeoutError:
+            return _json(to_json({"error": NOT_OPENED}))
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody hears
+        finally:
+            arriving -= len(file)
 
     return [Route("/recordings/{file}", recording), Route(REPLAYS, replay, methods=["POST"])]
 
