@@ -7,11 +7,16 @@ else, so nothing keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _token: ContextVar[str | None] = ContextVar("hub_token", default=None)
+
+
+def login_is_offered(environment: Mapping[str, str]) -> bool:
+    """Whether this is a Space that lets visitors log in: `hf_oauth: true` in the header of its README sets these."""
+    return all(environment.get(name) for name in ("SPACE_ID", "OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET"))
 
 
 def hub_token() -> str | None:

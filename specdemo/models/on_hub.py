@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HFValidationError,
@@ -15,25 +17,26 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, get_session
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from tqdm import tqdm
 from transformers.utils.hub import extract_commit_hash
 
 from .errors import wrap_load_errors
 from .gguf import Header, read_header
-from .hub_token import hub_token
+from .hub_token import hub_token, login_is_offered
 from .store import LoadError, Progress
 
 HUB_SECONDS = 10  # the time limit of the one question whether a model exists
 HEADER_BYTES = 2**25  # the part of a GGUF file that is fetched for its header
 CONFIG = "config.json"
+NOT_ASKED = "The hub could not be asked whether you may read {}. Try again in a minute."
 
 
 def commit_of(repo: str, revision: str | None) -> tuple[str | None, bool]:
     """The present commit of a revision (None if the repository is a folder), and whether the hub is out of reach.
 
     The hub is asked once with a timeout, because its library would retry for half a minute. If it cannot be reached,
-    earlier downloads are used.
+    earlier downloads are used, except where visitors log in: they may be of what another one may read.
     """
     if os.path.isdir(repo):
         return None, False
@@ -46,6 +49,8 @@ def commit_of(repo: str, revision: str | None) -> tuple[str | None, bool]:
             raise
         except Exception:  # networks fail in many ways
             reached = False
+        if not reached and login_is_offered(os.environ):
+            raise LoadError(NOT_ASKED.format(repo))
         config = hf_hub_download(repo, CONFIG, revision=revision, local_files_only=not reached, token=hub_token())
     return extract_commit_hash(config, None), not reached
 
@@ -78,6 +83,8 @@ def download(what: object, repo: str, revision: str | None, file: str, progress:
     Raises:
         LoadError: it cannot be downloaded.
     """
+    if login_is_offered(os.environ):
+        check_access(repo)
     with wrap_load_errors(what):
         return hf_hub_download(
             repo, file, revision=revision, token=hub_token(), tqdm_class=download_bar(what, progress)
@@ -115,7 +122,20 @@ def check_access(repo: str) -> None:
         LoadError: not so, or the hub does not answer.
     """
     with wrap_load_errors(repo):
-        HfApi(token=hub_token()).auth_check(repo)
+        try:
+            url, headers = f"{ENDPOINT}/api/models/{repo}/auth-check", build_hf_headers(token=hub_token())
+            hf_raise_for_status(get_session().get(url, headers=headers, timeout=HUB_SECONDS))
+        except (RepositoryNotFoundError, HFValidationError):  # or gated, which is a kind of the first
+            raise
+        except Exception as error:
+            raise LoadError(NOT_ASKED.format(repo)) from error
+
+
+def is_open(repo: str) -> bool:
+    """Whether anybody may read a repository. One that the hub does not tell of counts as closed."""
+    with suppress(Exception):  # networks fail in many ways
+        return not HfApi(token=False).model_info(repo, timeout=HUB_SECONDS).gated
+    return False
 
 
 def sizes_in(info: Any) -> dict[str, int | None]:

@@ -21,6 +21,7 @@ from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from ..system.progress import attended
 from ..types import BadInput, Settings
+from .access import Access
 from .durations import Durations, Timed
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class Engine:
         """
         self.presets = presets
         self._token = token
-        self._by_login: set[str] = set()  # presets that were loaded with a visitor's token
+        self._access = Access()
         self.backend = backend
         self.followers: set[Callable[[], None]] = set()  # each is called when the status or the work changes
         self.beside = Beside()
@@ -225,22 +226,14 @@ class Engine:
                 stop.wait(POLL_SECONDS)
             else:
                 seen = self.status
-                if seen.stage == "ready" and preset in self._by_login:
-                    self._check_access(preset, token)
+                if seen.stage == "ready":
+                    self._access.check(preset, token)
                 yield seen
 
     def report(self, preset: Preset) -> Any:
         """See `Backend.report`, asked with the token of whoever sends the request that is being handled."""
         with asking_with(self._token()):
             return self.backend.report(preset)
-
-    def _check_access(self, preset: str, token: str | None) -> None:
-        """Ask the hub for every model of a preset whether a visitor may read it."""
-        found = self.presets[preset]
-        repos = [getattr(source, "repo", None) for source in (found.target, found.draft_model, *found.heads.values())]
-        with asking_with(token):
-            for repo in dict.fromkeys(filter(None, repos)):
-                import_quickly("specdemo.models.on_hub").check_access(repo)
 
     def stream(
         self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None
@@ -328,7 +321,7 @@ class Engine:
             if old is None or old.preset.name != preset:
                 with asking_with(token):
                     self._loaded = self.backend.load(self.presets[preset], progress, old)
-                self._by_login = {preset} if token else set()
+                self._access.loaded(self.presets[preset], token)
                 if old is not None and not old.released:
                     old.release()
             self._pauses = pauses(self._loaded)

@@ -7,16 +7,10 @@ used for that alone, see `models.hub_token`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
 from gradio.context import LocalContext
-
-
-def is_offered(environment: Mapping[str, str]) -> bool:
-    """Whether this is a Space that lets visitors log in: `hf_oauth: true` in the header of its README sets these."""
-    return all(environment.get(name) for name in ("SPACE_ID", "OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET"))
 
 
 def add_login() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from ..models.hub_token import login_is_offered
 from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
 from ..types import BadInput, check_dtype_name
 from . import health, hub_login, zero
@@ -72,7 +73,7 @@ def serve(
     budgets = replace(Budgets.of(os.environ), own_models=trusted)
     backend = zero.zero_backend(dtype, budgets) if zero.is_zero(os.environ) else real_backend(dtype)
     engine, runs = Engine(presets, backend, hub_login.visitor_token), Runs()
-    page = build_page(engine, runs, prompts, notes, budgets, mcp, hub_login.is_offered(os.environ))
+    page = build_page(engine, runs, prompts, notes, budgets, mcp, login_is_offered(os.environ))
     health.log_races()
     engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}

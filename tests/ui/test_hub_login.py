@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,9 +16,10 @@ from gradio_client import Client
 from huggingface_hub.errors import GatedRepoError
 
 from specdemo.models import checkpoint, on_hub
-from specdemo.models.hub_token import asking_with, hub_token
+from specdemo.models.hub_token import asking_with, hub_token, login_is_offered
 from specdemo.models.presets import load_presets
 from specdemo.models.source import Hub
+from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import PLAIN
 from specdemo.ui import hub_login
 from specdemo.ui.page import build_page
@@ -36,22 +39,35 @@ class Denied(GatedRepoError):
         Exception.__init__(self, "gated")
 
 
-class Api:
-    """The hub, which has one model that only the owner of `SECRET` may read."""
+class TheHub:
+    """It has a model that only the owner of `SECRET` may read, and others that anybody may."""
 
-    asked: list[tuple[str, str | None]]
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None]] = []  # who may read what
+        self.status = 200
 
-    def __init__(self, token: str | None = None) -> None:
-        self.token = token
+    def model_info(self, repo: str, **_: Any) -> Any:
+        return SimpleNamespace(gated="manual" if repo == "owner/gated" else False)
 
-    def auth_check(self, repo: str) -> None:
-        Api.asked.append((repo, self.token))
-        if self.token != SECRET:
+    def get(self, url: str, headers: dict[str, str], timeout: float) -> httpx.Response:
+        repo = url.partition("/api/models/")[2].removesuffix("/auth-check")
+        token = headers.get("authorization", "").removeprefix("Bearer ") or None
+        self.asked.append((repo, token))
+        if token != SECRET:
             raise Denied
+        return httpx.Response(self.status, request=httpx.Request("GET", url))
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Script, Runs]]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> TheHub:
+    hub = TheHub()
+    monkeypatch.setattr(on_hub, "HfApi", lambda token: hub)
+    monkeypatch.setattr(on_hub, "get_session", lambda: hub)
+    return hub
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, hub: TheHub) -> Iterator[tuple[str, Script, Runs]]:
     """A page with a preset whose model is gated, and Gradio's own routes of a login that asks nobody."""
     info: dict[str, Any] = {
         "access_token": SECRET,
@@ -60,12 +76,11 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Script, Runs]]:
         "userinfo": {"preferred_username": "me"},
     }
     monkeypatch.setattr("gradio.oauth._get_mocked_oauth_info", lambda: {**info})
-    monkeypatch.setattr(on_hub, "HfApi", Api)
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    Api.asked = []
     script, runs = Script(), Runs()
     script.used = script.engine(hub_login.visitor_token)
-    script.used.add(replace(PRESETS["other"], name="gated", target=Hub("owner/gated")))
+    for name in ("gated", "open"):
+        script.used.add(replace(PRESETS["other"], name=name, target=Hub(f"owner/{name}")))
     script.begin()
     with served_engine(script.used, PROMPTS, runs=runs, login=True) as url:
         yield url, script, runs
@@ -98,7 +113,10 @@ def holds(thing: Any, text: str, seen: set[int], depth: int = 8) -> bool:
 
 
 def test_a_gated_model_is_asked_for_with_the_visitors_token_which_nothing_keeps(
-    site: tuple[str, Script, Runs], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    site: tuple[str, Script, Runs],
+    hub: TheHub,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     url, script, runs = site
     caplog.set_level(logging.DEBUG)
@@ -106,7 +124,7 @@ def test_a_gated_model_is_asked_for_with_the_visitors_token_which_nothing_keeps(
     told = compare(mine, "gated")
     assert told[PLAIN]["stats"]["tokens"] == 4
     assert script.tokens == [None, SECRET]  # the first is the load at the start
-    assert Api.asked == [("owner/gated", SECRET)]
+    assert hub.asked == [("owner/gated", SECRET)]
     assert hub_token() is None
     run: Any = next(reversed(runs._runs.values()))
     for place in (script.used, runs, run.messages, run.trace(), told, script.loads):
@@ -118,7 +136,7 @@ def test_a_gated_model_is_asked_for_with_the_visitors_token_which_nothing_keeps(
 
 
 @pytest.mark.slow
-def test_others_do_not_race_on_what_a_visitor_may_read(site: tuple[str, Script, Runs]) -> None:
+def test_others_do_not_race_on_what_a_visitor_may_read(site: tuple[str, Script, Runs], hub: TheHub) -> None:
     url, script, _ = site
     mine, other = visitor(url, logged_in=True), visitor(url, logged_in=False)
     compare(mine, "gated")
@@ -127,14 +145,63 @@ def test_others_do_not_race_on_what_a_visitor_may_read(site: tuple[str, Script, 
     assert script.ended_races == 1
     assert compare(other, "scripted")[PLAIN]["stats"]["tokens"] == 4
     assert compare(other, "scripted")[PLAIN]["stats"]["tokens"] == 4
-    assert Api.asked == [("owner/gated", SECRET), ("owner/gated", None)]  # nobody asks for what is open
+    assert hub.asked == [("owner/gated", SECRET), ("owner/gated", None)]  # nobody asks for what is open
     compare(mine, "gated")
     assert script.tokens == [None, SECRET, None, SECRET]
 
 
-def test_a_login_that_is_over_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
+@pytest.mark.slow
+def test_the_hub_is_asked_for_what_is_gated_only_and_not_again_for_minutes(
+    site: tuple[str, Script, Runs], hub: TheHub
+) -> None:
+    url = site[0]
+    mine, other = visitor(url, logged_in=True), visitor(url, logged_in=False)
+    compare(mine, "open")
+    compare(other, "open")
+    assert hub.asked == []
+    compare(mine, "gated")
+    compare(mine, "gated")
+    assert hub.asked == [("owner/gated", SECRET)]
 
+
+def test_what_the_hub_does_not_tell_of_counts_as_gated(monkeypatch: pytest.MonkeyPatch, hub: TheHub) -> None:
+    assert [on_hub.is_open(f"owner/{name}") for name in ("open", "gated")] == [True, False]
+    monkeypatch.setattr(hub, "model_info", None)
+    assert not on_hub.is_open("owner/open")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_where_the_hub_cannot_be_asked_nobody_may_read_what_others_may(hub: TheHub, status: int) -> None:
+    hub.status = status
+    with asking_with(SECRET), pytest.raises(LoadError, match="The hub could not be asked whether you may read a/b"):
+        on_hub.check_access("a/b")
+
+
+@pytest.mark.parametrize("login", [False, True])
+def test_with_a_login_what_is_kept_here_serves_nobody_while_the_hub_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: bool
+) -> None:
+    """It may be gated, and have been fetched by another visitor."""
+    config = tmp_path / "snapshots" / ("0" * 40) / "config.json"
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise httpx.HTTPError("429 Too Many Requests")
+
+    monkeypatch.setattr(on_hub, "get_hf_file_metadata", fails)
+    monkeypatch.setattr(on_hub, "get_session", fails)
+    monkeypatch.setattr(on_hub, "hf_hub_download", lambda *_, **__: str(config))
+    for name, value in OF_A_SPACE.items() if login else ():
+        monkeypatch.setenv(name, value)
+    asked = [lambda: on_hub.commit_of("a/b", None), lambda: on_hub.download("a/b", "a/b", None, "x.gguf", ignore)]
+    for ask, found in zip(asked, [("0" * 40, True), str(config)], strict=True):
+        if login:
+            with pytest.raises(LoadError, match="The hub could not be asked whether you may read a/b"):
+                ask()
+        else:
+            assert ask() == found
+
+
+def test_a_login_that_is_over_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(session: dict[str, Any]) -> str | None:
         request = SimpleNamespace(request=SimpleNamespace(scope={"session": session}))
         waiting = hub_login.LocalContext.request.set(request)
@@ -164,7 +231,7 @@ def test_what_the_hub_is_asked_with_is_not_in_a_loaded_model() -> None:
 
 @pytest.mark.parametrize("missing", ["", *OF_A_SPACE])
 def test_a_login_is_offered_where_a_space_has_one(missing: str) -> None:
-    assert hub_login.is_offered({name: value for name, value in OF_A_SPACE.items() if name != missing}) == (not missing)
+    assert login_is_offered({name: value for name, value in OF_A_SPACE.items() if name != missing}) == (not missing)
 
 
 def test_elsewhere_the_page_has_no_button() -> None:
