@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, Published
 from ..drafters.heads.published_shape import TargetSizes
 from ..drafters.names import drafter_class
 from ..engines.families import final_norm_eps
+from ..system.weight_map import files_in
 from ..types import BadInput
 from .checkpoint import Checkpoint
 from .errors import wrap_load_errors
@@ -88,8 +88,7 @@ def _fetched(source: Source, progress: Progress) -> Path:
             if found is None:
                 continue
             if name == INDEX:
-                parts = set(json.loads(found.read_text(encoding="utf-8"))["weight_map"].values())
-                for part in sorted(parts):
+                for part in files_in(found):
                     source.head_file(folder, part, progress)
             return found.parent
     raise LoadError(f"The head {source} has no weights: its repository has neither {WEIGHTS} nor {PICKLES[0]}.")

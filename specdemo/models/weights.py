@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -20,6 +19,7 @@ from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
 from ..system.mapped import let_go
+from ..system.weight_map import files_in
 from .experts import JointExperts, joint_name
 from .source import weights_file
 from .store import LoadError
@@ -117,8 +117,7 @@ def weights_files(file: Callable[[str], Path | None], variant: str | None = None
         return [whole]
     if (index := file(name + INDEX)) is None:
         return []
-    parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    paths = {part: file(part) for part in parts}
+    paths = {part: file(part) for part in files_in(index)}
     if absent := [part for part, path in paths.items() if path is None]:
         raise LoadError(f"There is no file {absent[0]}, which {index.name} names: download the model again.")
     return [path for path in paths.values() if path is not None]

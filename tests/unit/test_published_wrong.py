@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,6 +287,12 @@ def test_files_that_are_no_head_are_refused_in_a_sentence(tmp_path: Path, monkey
     (folder / "model.safetensors").unlink()
     with pytest.raises(BadInput, match=r"its folder has neither model\.safetensors nor pytorch_model\.bin\.$"):
         load_published(folder, EagleHead, TARGET)
+    index = folder / "model.safetensors.index.json"
+    for outside in ("../it.safetensors", str(tmp_path / "it.safetensors"), "..", 5):
+        index.write_text(json.dumps({"weight_map": {"fc.weight": outside}}))
+        with pytest.raises(BadInput, match="which is no safetensors file of its own folder"):
+            load_published(folder, EagleHead, TARGET)
+    index.unlink()
     torch.save({"fc.weight": Dangerous()}, folder / "pytorch_model.bin")
     with pytest.raises(BadInput, match="The head it cannot be read: "):
         load_published(folder, EagleHead, TARGET)

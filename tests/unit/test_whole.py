@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
-from specdemo.types import Settings
+from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
 from .checkpoints import ENGINES, load_by, preset_of, rounded, save, tiny, write_gguf
@@ -114,6 +115,18 @@ def test_a_file_that_the_list_of_files_names_is_missed(tokenizer: PreTrainedToke
         LoadError, match=rf"There is no file {second.name}, which model\.safetensors\.index\.json names"
     ):
         load(preset_of(folder), "float32", "cpu")
+
+
+@pytest.mark.parametrize("outside", ["../other.safetensors", "c:\\other.safetensors", "..", 5, ["a.safetensors"]])
+def test_a_list_of_files_that_leads_out_of_the_folder_is_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, outside: Any
+) -> None:
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {UP: outside}}))
+    for eager in (False, True):
+        with pytest.raises(BadInput, match="which is no safetensors file of its own folder"):
+            load(preset_of(folder), "float32", "cpu", eager=eager)
 
 
 def test_what_no_model_asks_for_may_lack_or_be_there(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

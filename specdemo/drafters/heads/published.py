@@ -6,7 +6,6 @@ its first so; the others use `layers.N`. `tensors_of` is the one table of names 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...system.weight_map import files_in
 from ...types import BadInput, reason
 from .formats import format_of, head_name, read_config
 from .published_shape import ShapeReader, TargetSizes
@@ -76,8 +76,8 @@ class PublishedHead:
             for path in filter(Path.is_file, (folder / file for file in WHOLE)):
                 return load_file(path)
             if (folder / INDEX).is_file():
-                parts = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-                return {key: tensor for part in sorted(parts) for key, tensor in load_file(folder / part).items()}
+                parts = files_in(folder / INDEX)
+                return {key: tensor for part in parts for key, tensor in load_file(folder / part).items()}
             for path in filter(Path.is_file, (folder / file for file in PICKLES)):
                 read = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 return {key: tensor for key, tensor in read.items() if isinstance(tensor, Tensor)}
