@@ -18,8 +18,7 @@ from .engine import Engine, real_backend
 from .look import launch_options
 from .page import build_page
 from .runs import Runs
-
-LOOPBACK = "127.0.0.1", "localhost", "::1"
+from .serving.entry import LOOPBACK
 
 
 def serve(

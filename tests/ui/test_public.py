@@ -26,6 +26,7 @@ from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
+from specdemo.ui.serving.entry import Entry
 from specdemo.ui.serving.head import Head
 
 from .browser import served
@@ -156,6 +157,53 @@ def test_the_large_answers_on_a_race_are_made_one_at_a_time(
     with ThreadPoolExecutor(9) as threads:
         assert {*threads.map(ask_for, ["trace", "saved", "race"] * 3)} == {200}
     assert together == [1] * 9
+
+
+def at_host(url: str, host: str, **headers: str) -> httpx.Response:
+    return httpx.get(f"{url}gradio_api/queue/status", headers={"host": host, **headers}, timeout=60)
+
+
+def test_a_page_of_this_machine_answers_no_other_name(site: tuple[str, Runs]) -> None:
+    """The name of a stranger's page can be made to lead to this machine, and its scripts could then use this page."""
+    url = site[0]
+    port = httpx.URL(url).port
+    for host in ("localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", "127.0.0.1:8080"):
+        assert at_host(url, host).status_code == 200
+    for host in ("stranger.example", f"stranger.example:{port}", "localhost.stranger.example", "[", "a:b", ""):
+        refused = at_host(url, host)
+        assert (refused.status_code, refused.json()) == (
+            403,
+            {"detail": f"This page is for its own machine alone. Open it at http://127.0.0.1:{port}/."},
+        )
+
+
+def test_a_proxy_on_this_machine_may_have_a_name(site: tuple[str, Runs]) -> None:
+    """A stranger's script can write what a proxy writes, but the port of its page is that of this server."""
+    url = site[0]
+    for header in ("x-forwarded-for", "x-forwarded-host", "forwarded"):
+        assert at_host(url, "demo.example", **{header: "1.2.3.4"}).status_code == 200
+        assert at_host(url, f"demo.example:{httpx.URL(url).port}", **{header: "1.2.3.4"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "status"), [("0.0.0.0", False, []), ("127.0.0.1", True, []), ("::1", False, [403])]
+)
+def test_a_page_that_others_reach_may_have_any_name(name: str, share: bool, status: list[int]) -> None:
+    blocks = SimpleNamespace(server_name=name, server_port=7860, share=share)
+    scope: Scope = {"type": "http", "path": "/", "headers": [(b"host", b"demo.example")]}
+    scope["app"], sent = SimpleNamespace(get_blocks=lambda: blocks), list[Message]()
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def app(*_: Any) -> None:
+        pass
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    in_a_loop_of_its_own(Entry(app)(scope, receive, send))
+    assert [message["status"] for message in sent if "status" in message] == status
 
 
 # The stream of a run ---------------------------------------------------------------------------------------
