@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import gradio as gr
 
 from ..racing.asked import AT_ONCE, parameters
-from ..types import BadInput, one_of
+from ..types import BadInput
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
@@ -34,7 +34,7 @@ def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
 
     def play(session: str | None, client: Any, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
         try:
-            one_of("preset", asked["preset"], list(engine.presets))
+            engine.check(asked["preset"])
             lanes = None
             if isinstance(asked["drafter"], str) and ":" in asked["drafter"]:
                 if asked["k"] is not None:
@@ -55,7 +55,7 @@ def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
 
 def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
     """Add both endpoints to the page that is being built."""
-    first, play = next(iter(engine.presets)), player(engine, runs, budgets)
+    first, play = next(iter(engine.offered)), player(engine, runs, budgets)
 
     given = {"prompt": (str, Parameter.empty), "preset": (str, first), "drafter": (str | None, None), **parameters()}
     given |= {"request": (gr.Request, Parameter.empty), "raw": (bool | None, None), "isolated": (bool, False)}

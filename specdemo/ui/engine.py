@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -20,16 +20,22 @@ from ..racing.outcome import Outcome
 from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from ..system.progress import attended
-from ..types import BadInput, Settings
+from ..types import BadInput, Settings, one_of
 from .access import Access
+from .beside import Beside
 from .durations import Durations, Timed
+from .facts import facts
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches of events
 SHARED_SECONDS = 3.0  # where a browser takes cores from the engine while it draws: most races have ended by then
 OPENING_SECONDS = 0.2  # there, off the clocks: for the page to clear away the last race
+MEANWHILE = "Another preset was chosen meanwhile."
 NOTHING_LOADED = "No model is loaded yet"
+OWN = "own"  # stands for a model or a server that another visitor has named
+OF_OTHERS = "Another visitor's own model"
+MOST_OWN = 256  # presets that visitors have named, of which the oldest is forgotten
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
 
@@ -113,33 +119,6 @@ class Pauses:
     opening: float = 0.0
 
 
-class Beside:
-    """Counts the work that this process does besides the engine, which could disturb a race that is timed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = self._running = 0
-
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        """The context of a piece of such work."""
-        self._add(1)
-        try:
-            yield
-        finally:
-            self._add(-1)
-
-    def _add(self, running: int) -> None:
-        with self._lock:
-            self._count += 1
-            self._running += running
-
-    def watch(self) -> Callable[[], bool]:
-        """Returns a function that says whether there was such work since this call."""
-        before = self._count
-        return lambda: self._count != before or self._running > 0
-
-
 class Engine:
     """Holds the loaded preset. One thread of its own loads it and runs it.
 
@@ -156,7 +135,8 @@ class Engine:
         Args:
             token: that of whoever sends the request that is being handled, see `hub_login`; None without a login.
         """
-        self.presets = presets
+        self.offered = presets  # to everyone
+        self._own: dict[tuple[str, str], Preset] = {}  # those that visitors have named, by session and name
         self._token = token
         self._access = Access()
         self.backend = backend
@@ -195,10 +175,40 @@ class Engine:
         """
         return None if self.status.stage == "loading" else self._durations.wait(works)
 
-    def add(self, preset: Preset) -> None:
-        """Have one more preset to load, or another one of the same name."""
+    @property
+    def presets(self) -> dict[str, Preset]:
+        """All that can be loaded, by name. Who does not know the names of others is told none: see `shown`."""
+        return {**self.offered, **{name: preset for (_, name), preset in self._own.items()}}
+
+    def shown(self, session: str | None) -> dict[str, Preset]:
+        """The presets that a session is told of: those of everyone, and those that it has named."""
+        own = {name: preset for (theirs, name), preset in self._own.items() if session and theirs == session}
+        return {**self.offered, **own}
+
+    def told(self, session: str | None) -> Status:
+        """The status as a session is told it: without the names of models that others have named, and what is said of
+        them."""
+        status, shown = self.status, {"", *self.shown(session)}
+        if status.preset not in shown:
+            words = "it may take minutes" if status.stage == "loading" else OF_OTHERS
+            status = replace(status, preset=OWN, words=words, facts=(), unavailable=None)
+        if status.loaded not in shown:
+            status = replace(status, loaded=OWN, facts=(), unavailable=None)
+        return status
+
+    def add(self, preset: Preset, session: str | None) -> None:
+        """Have one more preset to load, or another one of the same name, which a session has named."""
+        key = session or "", preset.name
         with self._starting:
-            self.presets = {**self.presets, preset.name: preset}
+            others = [(other, kept) for other, kept in self._own.items() if other != key]
+            self._own = dict([*others, (key, preset)][-MOST_OWN:])
+
+    def check(self, preset: Any) -> None:
+        """
+        Raises:
+            BadInput: there is no such preset.
+        """
+        one_of("preset", preset, list(self.offered if preset not in [*self.presets] else self.presets))
 
     def begin_loading(self, preset: str) -> None:
         """Load `preset` unless it is loaded or being loaded. Returns at once. A failed load is tried again."""
@@ -222,10 +232,11 @@ class Engine:
         while (seen is None or seen.stage == "loading") and not stop.is_set():
             if self.status.preset != preset or seen is None:
                 self.begin_loading(preset)
-            if self.status == seen:
+            status = self.status
+            if status == seen or status.preset != preset:
                 stop.wait(POLL_SECONDS)
             else:
-                seen = self.status
+                seen = status
                 if seen.stage == "ready":
                     self._access.check(preset, token)
                 yield seen
@@ -262,7 +273,8 @@ class Engine:
             self._wake()
             try:
                 if preset is not None and (self._loaded is None or self._loaded.preset.name != preset):
-                    raise EngineTrouble(self.status.words)
+                    status = self.status
+                    raise EngineTrouble(status.words if status.preset in (preset, "") else MEANWHILE)
                 waiting = attended(closed.is_set, lambda words: items.put(Said(words)))
                 with waiting, closing(run(self._loaded)) as source:
                     opening = self._pauses.opening if local else 0.0
@@ -313,7 +325,7 @@ class Engine:
         def progress(fraction: float | None, words: str) -> None:
             if self.status.preset != preset:  # the same, during a download
                 given_up.set()
-                raise EngineTrouble("Another preset was chosen meanwhile.")
+                raise EngineTrouble(MEANWHILE)
             self._tell(preset, "loading", words, fraction)
 
         try:
@@ -321,12 +333,12 @@ class Engine:
             if old is None or old.preset.name != preset:
                 with asking_with(token):
                     self._loaded = self.backend.load(self.presets[preset], progress, old)
-                self._access.loaded(self.presets[preset], token)
+                self._access.loaded(self._loaded.preset, token)
                 if old is not None and not old.released:
                     old.release()
             self._pauses = pauses(self._loaded)
             self._tell(
-                preset, "ready", self.presets[preset].title, facts=facts(self._loaded), unavailable=self._unavailable()
+                preset, "ready", self._loaded.preset.title, facts=facts(self._loaded), unavailable=self._unavailable()
             )
             return
         except Exception as error:
@@ -345,7 +357,8 @@ class Engine:
         """Load the old preset again after a failed load."""
 
         def progress(fraction: float | None, stage: str) -> None:
-            self._tell(failed, "loading", f"{words} Loading {old.title} again: {stage}", fraction)
+            title = f"{old.title} again: {stage}" if old.name in self.offered else "what was there before."
+            self._tell(failed, "loading", f"{words} Loading {title}", fraction)
 
         try:
             self._loaded = self.backend.load(old, progress, None)
@@ -376,21 +389,3 @@ def has_every_core(loaded: Any) -> bool:
     environment = loaded.environment() if loaded.device.type == "cpu" else {}
     cores = environment.get("cores")  # None if the system does not say
     return cores is not None and environment["threads"] >= cores
-
-
-def facts(loaded: Any) -> tuple[str, ...]:
-    """Short notes on a loaded preset: number types, hardware, and whether it runs in a slow way."""
-    environment = loaded.environment()
-    dtype, weights = environment.get("dtype"), environment.get("weights_dtype")
-    stored = f"{weights} weights" if weights and weights != dtype else None
-    stored = "weights as the file stores them" if weights == "stored" else stored
-    own = "transformers' own forward" if environment.get("engine") == "eager" else None
-    placed = environment.get("placement", {})
-    away = placed.get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
-    offloaded = f"{away / 1e9:.1f} GB of the weights in main memory, which is slow" if away else None
-    disk = placed.get("disk", 0)
-    on_disk = f"{disk / 1e9:.1f} GB of the weights on the disk, read for every pass" if disk else None
-    by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
-    missing = loaded.missing_heads.values()
-    notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing
-    return tuple(str(note) for note in notes if note)

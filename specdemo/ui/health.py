@@ -17,6 +17,7 @@ from starlette.routing import Route
 from .. import __version__
 from ..decoding.events import emitted_tokens, engine_seconds
 from ..types import BadInput
+from .engine import OWN
 from .jobs import Job
 from .race.run import Run
 from .runs import Runs
@@ -25,7 +26,6 @@ from .serving.queue import events_of
 from .serving.stream import may_see
 
 log = logging.getLogger("specdemo.races")
-OWN = "own"  # stands for a model or a server that a visitor has named
 
 
 def check_available() -> None:
@@ -47,10 +47,9 @@ def log_races() -> None:
 
 def health_routes(runs: Runs, metrics: bool = False) -> list[Route]:
     """`/health` and, if `metrics`, `/metrics`. From now on the races of `runs` are logged and counted."""
-    known = frozenset(runs.engine.presets)  # before visitors name others
 
     def name(preset: str) -> str:
-        return preset if preset in known else OWN
+        return preset if preset in runs.engine.offered else OWN
 
     counters = Counters(runs) if metrics else None
 

@@ -21,7 +21,7 @@ from ..racing.explained import explained
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
 from ..studies.check import Check
 from ..studies.study import ABLE
-from ..types import BadInput, one_of
+from ..types import BadInput
 from .api import player
 from .budgets import Budgets
 from .engine import Engine
@@ -66,7 +66,7 @@ async def only_tools(app: Any) -> AsyncIterator[None]:
 
 def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..., Any]]:
     """The functions of `TOOLS` by name."""
-    first, play = next(iter(engine.presets)), player(engine, runs, budgets)
+    first, play = next(iter(engine.offered)), player(engine, runs, budgets)
     rest = {name: default for name, (_, default) in parameters().items()} | {"raw": None, "isolated": False}
 
     @job(RACE)
@@ -123,7 +123,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
             The answer with its figures, the drafters that were tried, and what to change.
         """
         try:
-            one_of("preset", preset, list(engine.presets))
+            engine.check(preset)
             usual = {field.name: field.value for field in Check.form()}
             asked = Check.read({**usual, "drafters": [drafter] if drafter else [*ABLE], "seconds": seconds})
             run = runs.begin(LabRun(preset, Check, asked, budgets.lab_seconds), None, request.client)
@@ -166,11 +166,11 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         """List the language models (presets: a target with its drafters) and the drafters that the tool race can use,
         which preset is loaded now, and which presets have a recorded race for explain_round. A race with another preset
         loads that one first, which can take minutes and a download. Needs no model."""
-        status = engine.status
+        status = engine.told(None)
         listed = {
             "loaded": status.loaded or None,
             "cannot_be_used_with_it": {**(status.unavailable or {})},
-            "presets": [model(preset) for preset in engine.presets.values()],
+            "presets": [model(preset) for preset in engine.offered.values()],
             "drafters": {name: entry.does for name, entry in DRAFTERS.items()},
             "most_new_tokens": budgets.new_tokens,
         }

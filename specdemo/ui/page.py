@@ -11,7 +11,7 @@ from ..drafters.names import DRAFTERS
 from ..drafters.names import menu as drafters
 from . import api, hub_login, mcp
 from .budgets import Budgets
-from .engine import Engine
+from .engine import OF_OTHERS, OWN, Engine
 from .lab.tab import add_check, add_lab
 from .part import Part
 from .race.form import describe, menu
@@ -25,6 +25,7 @@ from .share.tab import add_share
 from .values import to_json
 
 MAX_QUEUE = 4 * MAX_WAITING  # of all lines together; `line` turns away from that for the model long before
+MOST_NAMED = 8  # models of a visitor that the page remembers, see form.js
 KEPT_FILES = 600, 3600  # seconds: how often files for download are looked through, and how old they become
 
 
@@ -51,7 +52,7 @@ def build_page(
         top = Part(
             "mountTop",
             ("retry", "able"),
-            titles={name: preset.title for name, preset in engine.presets.items()},
+            titles={name: preset.title for name, preset in engine.offered.items()} | {OWN: OF_OTHERS},
             drafters=drafters(),
             elem_id="top",
         )
@@ -90,9 +91,12 @@ def build_page(
 def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: Any) -> None:
     """Tell a page its session and describe what is chosen, after its form is `filled` in."""
 
-    def opened(preset: Any, drafter: Any, request: gr.Request) -> list[Any]:
+    def opened(preset: Any, drafter: Any, named: Any, request: gr.Request) -> list[Any]:
         """The session, with which it asks for its place in line, descriptions of what is chosen, and the menu, which
-        has the models that visitors have named since the page was built."""
+        has the models that were `named` in this browser before."""
+        for name in named[:MOST_NAMED] if isinstance(named, list) else ():
+            if isinstance(name, str) and name in engine.presets and name not in engine.offered:
+                engine.add(engine.presets[name], request.session_hash)
         session = to_json({"session": request.session_hash})
         if preset not in engine.presets or drafter not in DRAFTERS:
             return [session, gr.skip(), gr.skip()]
@@ -100,8 +104,11 @@ def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: An
         return [
             session,
             gr.update(info=describe(chosen, drafter)),
-            gr.update(info=chosen.description, choices=menu(engine.presets)),
+            gr.update(info=chosen.description, choices=menu(engine.shown(request.session_hash))),
         ]
 
     chosen, drafter = form["preset"], form["drafter"]
-    filled.then(opened, [chosen, drafter], [top, drafter, chosen], preprocess=False, queue=False, **QUIET)
+    named = "(preset, drafter) => [preset, drafter, specdemo.namedModels()]"
+    filled.then(
+        opened, [chosen, drafter, top], [top, drafter, chosen], preprocess=False, queue=False, js=named, **QUIET
+    )

@@ -21,7 +21,7 @@ from specdemo.ui.replay import opening
 from specdemo.ui.runs import Runs
 
 from .browser import executable, launched, served
-from .scripted import MEMORY_RATE, PRESETS, Script
+from .scripted import MEMORY_RATE, Script
 
 Visit = Callable[..., Page]
 expect.set_options(timeout=20_000)  # the machine may be busy
@@ -105,7 +105,7 @@ def script(server: tuple[str, Script]) -> Iterator[Script]:
     script.reset()
     yield script
     script.reset()
-    script.used.presets = PRESETS  # without those that visitors have named
+    script.used._own = {}  # without those that visitors have named
     list(script.used.follow("scripted"))
 
 

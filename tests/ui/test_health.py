@@ -54,7 +54,7 @@ def test_health_says_whether_the_page_is_ready(site: tuple[str, Script, Runs]) -
     answer = httpx.get(f"{url}health")
     told = {"ready": True, "preset": "scripted", "version": __version__, "waiting": 0, "running": 0}
     assert (answer.status_code, answer.json()) == (200, told)
-    script.used.add(replace(PRESETS["other"], name="/home/me/a-model"))
+    script.used.add(replace(PRESETS["other"], name="/home/me/a-model"), "me")
     play(runs, preset="/home/me/a-model")
     assert httpx.get(f"{url}health").json()["preset"] == "own"
 
@@ -78,7 +78,7 @@ def test_each_race_is_a_line_without_anything_of_the_visitor(site: tuple[str, Sc
     stopped = runs.begin(Run(replace(ask(), prompt=PROMPT)), "a session of mine")
     with closing(runs.play(stopped, runs.engine)) as messages:  # type: ignore[type-var]
         assert len(list(islice(messages, 2))) == 2
-    script.used.add(replace(PRESETS["other"], name="/home/me/a-model"))
+    script.used.add(replace(PRESETS["other"], name="/home/me/a-model"), "me")
     play(runs, preset="/home/me/a-model")
     first, failed, ended, own = lines()
     assert [*first] == ["preset", "drafter", "tokens", "seconds", "outcome"]

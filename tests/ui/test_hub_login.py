@@ -80,7 +80,7 @@ def site(monkeypatch: pytest.MonkeyPatch, hub: TheHub) -> Iterator[tuple[str, Sc
     script, runs = Script(), Runs()
     script.used = script.engine(hub_login.visitor_token)
     for name in ("gated", "open"):
-        script.used.add(replace(PRESETS["other"], name=name, target=Hub(f"owner/{name}")))
+        script.used.add(replace(PRESETS["other"], name=name, target=Hub(f"owner/{name}")), "me")
     script.begin()
     with served_engine(script.used, PROMPTS, runs=runs, login=True) as url:
         yield url, script, runs

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.models import report as reporting
 from specdemo.models.presets import read_preset
 from specdemo.models.sources import Folder, Hub
-from specdemo.ui.engine import Engine, real_backend
+from specdemo.types import BadInput
+from specdemo.ui.budgets import Budgets
+from specdemo.ui.engine import MOST_OWN, Engine, real_backend
+from specdemo.ui.mcp import tools
+from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
-from .browser import open_tab, parts_by_id, run, served_engine, settings, tokens_of, tokens_shown
+from .browser import open_tab, parts_by_id, run, served, served_engine, settings, tokens_of, tokens_shown
 from .conftest import Visit
-from .scripted import PROMPTS, Script
+from .scripted import PRESETS, PROMPTS, Script
 
 
 def name_models(page: Page, target: str, draft: str = "") -> None:
@@ -88,6 +96,50 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     page.click("#preset input")
     page.get_by_role("option", name="Scripted 135M").click()
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+
+
+def told(url: str, session: str) -> dict[str, Any]:
+    """The first message of a session's status."""
+    with httpx.stream("GET", f"{url}status", params={"session": session}, timeout=30) as answer:
+        return json.loads(next(answer.iter_lines()).removeprefix("data: "))
+
+
+def test_what_a_visitor_names_is_told_to_that_visitor_alone() -> None:
+    script, runs = Script(), Runs()
+    with served(script, runs=runs) as url, httpx.Client(base_url=url, timeout=30) as client:
+        config = client.get("/config").json()
+        ids = {part["props"].get("elem_id"): part["id"] for part in config["components"]}
+        begin = next(fn["id"] for fn in config["dependencies"] if [ids["own-load"], "click"] in fn["targets"])
+
+        def name(session: str, target: str) -> str:
+            body = {"fn_index": begin, "data": [target, "", ""], "session_hash": session}
+            return client.post("/gradio_api/run/predict", json=body).text
+
+        engine = script.used
+        list(engine.follow("scripted"))
+        assert "someone/secret" in name("mine", "someone/secret")
+        list(engine.follow("someone/secret"))
+        assert (told(url, "mine")["preset"], told(url, "mine")["words"]) == ("someone/secret", "secret")
+        assert (told(url, "theirs")["preset"], told(url, "theirs")["loaded"]) == ("own", "own")
+        listed = tools(engine, runs, Budgets())["list_models"]()
+        assert json.loads(listed)["loaded"] == "own"
+        seen = [json.dumps(told(url, "theirs")), listed, name("theirs", "other/one")]  # which may go back to what was
+        script.load_failure = MemoryError("/home/me/secret is truncated.")
+        name("mine", "someone/secret-2")
+        list(engine.follow("someone/secret-2"))
+        assert told(url, "mine")["words"] == "/home/me/secret is truncated."
+        seen.append(json.dumps(told(url, "theirs")))
+        with pytest.raises(BadInput) as refused:
+            engine.check("nothing")
+        assert not any("secret" in text for text in [*seen, str(refused.value)])
+
+
+def test_what_visitors_name_is_forgotten_in_the_end() -> None:
+    engine = Script().engine()
+    for number in range(2 * MOST_OWN):
+        engine.add(replace(PRESETS["other"], name=f"someone/{number}"), "anyone")
+    assert [*engine.presets][: len(PRESETS) + 1] == [*PRESETS, f"someone/{MOST_OWN}"]
+    assert len(engine.presets) == len(PRESETS) + MOST_OWN
 
 
 @pytest.mark.slow

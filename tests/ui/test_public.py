@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specdemo.studies.lab import STUDIES
 from specdemo.types import SETTINGS, BadInput
-from specdemo.ui.engine import Beside
+from specdemo.ui.beside import Beside
 from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import FIELDS

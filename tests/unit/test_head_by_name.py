@@ -21,7 +21,7 @@ from specdemo.racing.race import race, start
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import read_trace, trace_lines
 from specdemo.types import AUTO, BadInput, Settings, TokenKind
-from specdemo.ui.engine import facts
+from specdemo.ui.facts import facts
 from tests.conftest import Command
 
 from . import published

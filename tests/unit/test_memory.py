@@ -347,7 +347,7 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     would to a GPU."""
     from accelerate import cpu_offload
 
-    from specdemo.ui.engine import facts
+    from specdemo.ui.facts import facts
 
     spread = room.DevicePlan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
     asked: list[Any] = []

@@ -25,8 +25,8 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.system.hardware import compute_dtype
 from specdemo.types import BadInput, Settings
-from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
+from specdemo.ui.facts import facts as facts_of
 
 from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
 from .toys import cpu_engine, ids_of

@@ -20,7 +20,7 @@ from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.types import Settings
-from specdemo.ui.engine import facts
+from specdemo.ui.facts import facts
 
 from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of

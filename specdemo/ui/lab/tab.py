@@ -19,7 +19,7 @@ from ...studies.explain import Theory
 from ...studies.lab import STUDIES
 from ...studies.study import ABLE, EXAMPLE, Study
 from ...system.allowed import allowed
-from ...types import OF_SERVERS, BadInput, Field, one_of
+from ...types import OF_SERVERS, BadInput, Field
 from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
@@ -161,7 +161,7 @@ class StudyTab:
             BadInput: the first value that is wrong.
         """
         preset, *given = values
-        one_of("preset", preset, list(self.engine.presets))
+        self.engine.check(preset)
         return LabRun(preset, self.study, self.study.read(dict(zip(self.fields, given, strict=True))), seconds)
 
     def show(self, request: gr.Request) -> Updates:

@@ -62,6 +62,13 @@ export const wanted = (preset) => {
   return preset;
 };
 
+const NAMED = "specdemo-models";
+const MOST_NAMED = 8;
+
+/** The models that were named in this browser, which the server tells to nobody else. */
+export const namedModels = () => JSON.parse(sd.kept(NAMED) ?? "[]");
+export const nameModel = (preset) => sd.keep(NAMED, JSON.stringify([...new Set([...namedModels(), preset])].slice(-MOST_NAMED)));
+
 /** What the form holds, and where a link says something that can be used, that; and what cannot be used. */
 const filledFrom = (query, { fields, choices, starting }, values) => {
   const ignored = [];

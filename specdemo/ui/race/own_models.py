@@ -22,6 +22,7 @@ from .form import STARTING, begin_with, menu
 
 STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
 OFF = "() => ({ interactive: false, __type__: 'update' })"
+LOADS = "(preset) => { specdemo.nameModel(preset); specdemo.chose(preset); specdemo.asked = preset; return preset; }"
 CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.asked = preset; return preset; }"
 
 
@@ -67,9 +68,9 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     begins = [chosen, *(form[field] for field in STARTING)]
     loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
 
-    def choose(preset: str) -> list[Any]:
+    def choose(preset: str, session: str | None) -> list[Any]:
         first, *others = begin_with(engine.presets[preset], budgets)
-        return [gr.update(**{**first, "value": preset, "choices": menu(engine.presets)}), *others]
+        return [gr.update(**{**first, "value": preset, "choices": menu(engine.shown(session))}), *others]
 
     def look(*given: Any) -> list[Any]:
         lines: list[str] = []
@@ -82,14 +83,15 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
             return [_say(*lines, engine.sentence(error)), gr.update(interactive=False)]
         return [_say(*lines), gr.update(interactive=True)]
 
-    def begin(*given: Any) -> list[Any]:
+    def begin(request: gr.Request, *given: Any) -> list[Any]:
         try:
             preset = _named(engine.presets, *given)
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
-        going_back = engine.status.loaded or next(iter(engine.presets))
-        engine.add(preset)
-        return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name)]
+        session, loaded = request.session_hash, engine.status.loaded
+        going_back = loaded if loaded in engine.shown(session) else next(iter(engine.offered))
+        engine.add(preset, session)
+        return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name, session)]
 
     def load(preset: Any, request: gr.Request) -> Iterator[None]:
         """Holds the line until it is loaded, cannot be, or is cancelled; the top of the page says how far it is."""
@@ -108,15 +110,19 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         sentence = runs.refusal(request.session_hash, LOAD)
         if sentence is None:
             return [gr.skip()] * (2 + len(begins))
-        return [_say(sentence), gr.update(interactive=False), *choose(before)]
+        return [_say(sentence), gr.update(interactive=False), *choose(before, request.session_hash)]
 
-    def ended(preset: Any, before: str) -> list[Any]:
+    def ended(preset: Any, before: str, request: gr.Request) -> list[Any]:
         """After a load that failed, the preset that was loaded before is chosen again."""
         status = engine.status
         if preset not in engine.presets or status.loaded == preset:
             return [gr.skip(), gr.update(interactive=False), *[gr.skip()] * len(begins)]
         failed = status.stage == "failed" and status.preset == preset
-        return [_say(status.words) if failed else gr.skip(), gr.update(interactive=False), *choose(before)]
+        return [
+            _say(status.words) if failed else gr.skip(),
+            gr.update(interactive=False),
+            *choose(before, request.session_hash),
+        ]
 
     def give_up(before: str, request: gr.Request) -> list[Any]:
         """Go back to the preset that was loaded before: to choose another one ends a load."""
@@ -126,9 +132,9 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
             ended.wait(STOP_SECONDS)  # or it would ask for its preset again
         engine.begin_loading(before)
         said = _say("Cancelled. What was already downloaded is kept.")
-        return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before)]
+        return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before, request.session_hash)]
 
-    def save(*values: Any) -> list[Any]:
+    def save(request: gr.Request, *values: Any) -> list[Any]:
         if os.environ.get("SPACE_ID"):
             return [_say("A Space keeps no presets of its visitors."), gr.skip()]
         try:
@@ -137,15 +143,16 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
             saved = read_preset(reporting.save_preset(_named(engine.presets, *given), _text(name).strip()))
         except Exception as error:
             return [_say(engine.sentence(error)), gr.skip()]
-        engine.add(saved)
-        return [_say(f"Saved. In the menu it is {saved.title}."), gr.update(choices=menu(engine.presets))]
+        session = request.session_hash
+        engine.add(saved, session)
+        return [_say(f"Saved. In the menu it is {saved.title}."), gr.update(choices=menu(engine.shown(session)))]
 
     here = {"preprocess": False, "queue": False}
     for field in named:
         field.input(None, None, own.load, js=OFF)
     own.look.click(look, named, [own.said, own.load], **here, show_progress="minimal", api_visibility="private")
     begun = own.load.click(begin, named, [own.before, own.load, own.cancel, *begins], **here, **QUIET)
-    loading = begun.success(load, chosen, None, preprocess=False, js=CHOSEN, **MODEL, **QUIET)
+    loading = begun.success(load, chosen, None, preprocess=False, js=LOADS, **MODEL, **QUIET)
     told = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
     told.then(None, chosen, None, js=CHOSEN)
     loading.failure(refused, own.before, [own.said, own.cancel, *begins], **here, **QUIET)

@@ -56,18 +56,20 @@ class Run(Job):
                     for item in batch:
                         if isinstance(item, Said):
                             said = True
-                            yield self.message(status=asdict(replace(engine.status, stage="loading", words=item.words)))
+                            yield self.message(
+                                status=asdict(replace(engine.told(self.session), stage="loading", words=item.words))
+                            )
                             continue
                         if not begun:  # only now: a request that cannot be served leaves the last race on the page
                             begun = True
-                            news = {"status": asdict(engine.status)} if said else {}
+                            news = {"status": asdict(engine.told(self.session))} if said else {}
                             yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
                     if self.outcome is None and (lanes := self._lanes.news()):
                         yield self.message(lanes=lanes)
             except Exception:
                 if said and not begun:  # the top of the page still shows what was said
-                    yield self.message(status=asdict(engine.status))
+                    yield self.message(status=asdict(engine.told(self.session)))
                 raise
         assert self.outcome is not None
         end = self.outcome.ending(self.header.get("disturbed", False))

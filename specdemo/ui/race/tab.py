@@ -70,6 +70,7 @@ def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence
     def read(values: Sequence[Any]) -> Run:
         asked, (raced, *places) = values[: len(FIELDS)], values[len(FIELDS) :]
         one_of("choice of what races", raced, [OF_PRESET, *[OF_SERVER] * bool(servers)])
+        engine.check(asked[FIELDS.index("preset")])
         request = read_form(asked, engine.presets, budgets.new_tokens)
         if raced == OF_SERVER:
             return read_servers(request, places, budgets.race_seconds)
@@ -94,7 +95,7 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
 
     def check(preset: Any) -> None:
         try:
-            one_of("preset", preset, list(engine.presets))
+            engine.check(preset)
         except BadInput as error:
             raise gr.Error(str(error), print_exception=False) from error
 

@@ -128,7 +128,7 @@ async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
         while True:
             changed.clear()
             line = _line(runs, session)
-            message = to_json({**asdict(runs.engine.status), "line": line})
+            message = to_json({**asdict(runs.engine.told(session)), "line": line})
             if message != said or loop.time() - at > KEEP_ALIVE_SECONDS:
                 yield f"data: {message}\n\n" if message != said else ":\n\n"
                 said, at = message, loop.time()

@@ -1,0 +1,23 @@
+"""What the page says of a loaded preset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def facts(loaded: Any) -> tuple[str, ...]:
+    """Short notes on a loaded preset: number types, hardware, and whether it runs in a slow way."""
+    environment = loaded.environment()
+    dtype, weights = environment.get("dtype"), environment.get("weights_dtype")
+    stored = f"{weights} weights" if weights and weights != dtype else None
+    stored = "weights as the file stores them" if weights == "stored" else stored
+    own = "transformers' own forward" if environment.get("engine") == "eager" else None
+    placed = environment.get("placement", {})
+    away = placed.get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
+    offloaded = f"{away / 1e9:.1f} GB of the weights in main memory, which is slow" if away else None
+    disk = placed.get("disk", 0)
+    on_disk = f"{disk / 1e9:.1f} GB of the weights on the disk, read for every pass" if disk else None
+    by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
+    missing = loaded.missing_heads.values()
+    notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing
+    return tuple(str(note) for note in notes if note)
