@@ -216,6 +216,34 @@ def test_where_a_server_of_the_same_file_parts_from_us_two_tokens_nearly_tie(pai
     assert in_words(checks)[0].startswith(f"llama.cpp: {3 - len(parted)} of 3 texts ")
 
 
+LISTS_TABLES_AND_CODE = [
+    "Continue the list:\n  10\n  20\n  30\n",
+    "Sort these numbers:\n\n  42\n  7\n  19",
+    "x = [\n    1,\n    2,\n]\nWhat is x?",
+    "Complete the table:\n\n| n | n * n |\n|---|---|\n| 1 |  1 |\n| 2 |  4 |\n",
+    "Explain this code:\n\nfor i in range(3):\n    print(i,  2 * i)",
+    "1.  One\n2.  Two\n3.  Three\nWrite the next two lines.",
+    "What does this print?\n\ndef f():\n    return  5\nprint(f())",
+    'Fix the JSON:\n{\n    "a":  1,\n    "b":  2,\n}',
+    "Add the columns:\n  12   30\n  15   45",
+    "Write a list of five prime numbers:\n\n  2\n  3\n",
+]
+
+
+@NEEDS_LLAMACPP
+@pytest.mark.servers
+@pytest.mark.real
+def test_lists_tables_and_code_of_the_default_preset_go_on_as_llama_cpp_writes_them() -> None:
+    """It rounds what weights are multiplied with to 8 bits, which decides between tokens that nearly tie."""
+    loaded = load(find_preset("smollm2-135m"), "float32", "cpu")
+    prompts = [Prompt(str(number), "kind", text) for number, text in enumerate(LISTS_TABLES_AND_CODE)]
+    with llamacpp.servers(loaded, [Case(LLAMA)], None, 256, print) as servers:
+        checks = list(against_server(loaded, servers[Case(LLAMA)].dialect, prompts, 48))
+    assert all(check.identical or (check.margin or 0) < 0.1 for check in checks)
+    assert sum(check.identical for check in checks) > 5
+    loaded.release()
+
+
 @NEEDS_LLAMACPP
 def test_the_real_server_tells_the_same_loss_of_a_text_even_of_unlikely_tokens(pair: Loaded) -> None:
     texts = [pair.encode(text, raw=True) for text in ("the cat sat on the mat", "sat mat the")]
