@@ -90,6 +90,11 @@ class Source(ABC):
         """The table of a preset file that `of_table` reads."""
         return table_of(self)
 
+    @property
+    def local(self) -> Path | None:
+        """Its file or folder, where that is on this machine and may change."""
+        return None
+
     @abstractmethod
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
         """The place of its model. It is fetched and converted now, unless `from_pretrained` can do that.
@@ -161,6 +166,10 @@ class Folder(Source):
     @classmethod
     def named(cls, text: str) -> Folder | None:
         return cls(path_of(text)) if path_of(text).is_dir() else None
+
+    @property
+    def local(self) -> Path:
+        return self.path
 
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
         if not (self.path / "config.json").is_file():

@@ -54,6 +54,10 @@ class Gguf(Converted):
             return cls(file, name, revision or None)
         return None
 
+    @property
+    def local(self) -> Path | None:
+        return Path(self.file) if self.repo is None else None
+
     def table(self) -> dict[str, Any]:
         return {"path": self.file} if self.repo is None else table_of(self)
 

@@ -14,7 +14,18 @@ from pathlib import Path
 Progress = Callable[[float | None, str], None]
 """Called with how far the present stage is (0 to 1, None if unknown), and its name."""
 
+State = tuple[str, int, int]
+"""A file's path, its size, and its time of writing. Size and time are -1 if there is none."""
+
 CHECKED = ".checked"  # the end of the name of the file beside an entry of the cache that says when it was checked
+
+
+def state_of(file: Path) -> State:
+    try:
+        found = file.stat()
+    except OSError:
+        return str(file), -1, -1
+    return str(file), found.st_size, found.st_mtime_ns
 
 
 def ignore(fraction: float | None, words: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
 from ..models.hub_token import asking_with
+from ..models.kept import MadeOf, made_of
 from ..models.presets import Preset
 from ..racing.asked import Request
 from ..racing.outcome import Outcome
@@ -145,6 +146,7 @@ class Engine:
         self.status = Status("idle", "", NOTHING_LOADED)
         self._durations = Durations()
         self._loaded: Any = None
+        self._made_of: MadeOf | None = None  # what is loaded
         self._pauses = Pauses()
         self._starting = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -213,7 +215,8 @@ class Engine:
     def begin_loading(self, preset: str) -> None:
         """Load `preset` unless it is loaded or being loaded. Returns at once. A failed load is tried again."""
         with self._starting:
-            if self.status.preset == preset and self.status.stage in ("loading", "ready"):
+            loading, ready = (self.status.preset == preset and self.status.stage == at for at in ("loading", "ready"))
+            if loading or (ready and self._made_of == made_of(self.presets[preset])):
                 return
             self.status = Status("loading", preset, "waiting for the model to be free", loaded=self.status.loaded)
         self._jobs.put(partial(self._load, preset, self._token()))
@@ -329,10 +332,11 @@ class Engine:
             self._tell(preset, "loading", words, fraction)
 
         try:
-            old = self._loaded
-            if old is None or old.preset.name != preset:
+            old, wanted = self._loaded, made_of(self.presets[preset])
+            if old is None or self._made_of != wanted:
                 with asking_with(token):
                     self._loaded = self.backend.load(self.presets[preset], progress, old)
+                self._made_of = wanted
                 self._access.loaded(self._loaded.preset, token)
                 if old is not None and not old.released:
                     old.release()

@@ -10,12 +10,14 @@ from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
 
+from specdemo.models.sources import Folder
 from specdemo.racing.race import PLAIN
 from specdemo.racing.trace import Entry
 from specdemo.studies.study import Study
@@ -50,6 +52,17 @@ def test_loading_is_followed_and_the_old_preset_is_freed() -> None:
     assert [(load.preset.name, load.released) for load in script.loads] == [("scripted", True), ("other", False)]
     with pytest.raises(EngineTrouble):
         list(engine.stream("scripted", lambda loaded: (None for _ in "1")))
+
+
+def test_a_model_that_was_saved_again_is_loaded_again(tmp_path: Path) -> None:
+    script = Script()
+    engine = script.engine()
+    engine.add(replace(PRESETS["other"], name="own", target=Folder(tmp_path)))
+    for text, loads in (("{}", [False]), (None, [False]), ('{"a": 1}', [True, False])):
+        if text:
+            (tmp_path / "config.json").write_text(text)
+        *_, last = engine.follow("own")
+        assert (last.stage, [load.released for load in script.loads]) == ("ready", loads)
 
 
 def test_who_wants_another_preset_meanwhile_gets_it() -> None:

@@ -10,10 +10,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from specdemo import race
+from specdemo.models.loaded import load
 from specdemo.racing.trace import read_trace
 from specdemo.types import BadInput
+
+from .checkpoints import make_tokenizer, preset_of, save, tiny
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook.ipynb"
 PRESET = "nanogpt-shakespeare"
@@ -86,6 +90,20 @@ class Text(HTMLParser):
 def test_lanes_race_together() -> None:
     found = race("To be", preset=PRESET, lanes=["ngram:2", "prompt-lookup:4"], max_new_tokens=8)
     assert [*found.outcome.verdicts] == ["ngram:2", "prompt-lookup:4"]
+
+
+def test_a_model_that_was_saved_again_is_loaded_again(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    asked: dict[str, Any] = {"preset": str(tmp_path), "raw": True, "dtype": "float32", "max_new_tokens": 8}
+    texts = []
+    for seed in (0, 1):
+        save(tiny("llama", len(tokenizer), seed), tokenizer, tmp_path)
+        texts += [race("the cat", **asked) for _ in range(2)]
+    of_first, again, of_second, _ = (one.numbers["plain"]["text"] for one in texts)
+    assert of_first == again != of_second
+    loaded = load(preset_of(tmp_path), "float32", "cpu")
+    alone = loaded.model.generate(torch.tensor([loaded.encode("the cat", raw=True)]), max_new_tokens=8, do_sample=False)
+    assert loaded.tokenizer.decode(alone[0]).endswith(of_second)
 
 
 @pytest.mark.parametrize(
