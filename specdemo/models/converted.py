@@ -17,7 +17,18 @@ from ..system.folders import cache_folder
 from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_header, completed, read_header
 from .gguf_tokenizer import build_tokenizer, check_tokenizer, end_ids
 from .source import GGUF, Place, Source, weights_file
-from .store import CHECKED, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
+from .store import (
+    CHECKED,
+    Progress,
+    check_room,
+    crc32_of,
+    disk_errors_in_words,
+    has_sum,
+    ignore,
+    kept,
+    size_of,
+    state_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -286,7 +297,7 @@ def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:
         sums = json.loads((entry / IDENTITY).read_text(encoding="utf-8"))["crc32"]
         others = {weights_file(copy) for copy in copies.values()} - {weights_file(variant)}
         names = {*sums, weights_file(variant)} - others
-        states, known = {name: _state(entry / name) for name in names}, _checked(entry)
+        states, known = {name: [*state_of(entry / name)] for name in names}, _checked(entry)
         if whole := all(known.get(name) == states[name] or crc32_of(entry / name) == sums[name] for name in names):
             _note_checked(entry, {**known, **states})
         return whole
@@ -294,13 +305,7 @@ def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:
         return False
 
 
-def _state(file: Path) -> list[int]:
-    """What changes when a file is written."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns]
-
-
-def _checked(entry: Path) -> dict[str, list[int]]:
+def _checked(entry: Path) -> dict[str, list[Any]]:
     """The states of the files of an entry when their checksums were right, by their names."""
     try:
         found = json.loads(entry.with_name(entry.name + CHECKED).read_text(encoding="utf-8"))
@@ -309,7 +314,7 @@ def _checked(entry: Path) -> dict[str, list[int]]:
     return found if isinstance(found, dict) else {}
 
 
-def _note_checked(entry: Path, states: Mapping[str, list[int]]) -> None:
+def _note_checked(entry: Path, states: Mapping[str, list[Any]]) -> None:
     if states != _checked(entry):
         with suppress(OSError):  # a cache that cannot be written is checked at every start
             entry.with_name(entry.name + CHECKED).write_text(json.dumps(states), encoding="utf-8")

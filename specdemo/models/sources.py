@@ -16,7 +16,7 @@ from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel
 from .source import GGUF, HUB_ID, Folder, Hub, Source, Told, path_of, told_of
-from .store import LoadError, Progress, sha256_of
+from .store import LoadError, Progress, known_sum
 from .tables import Text, folder_of, problem, table_as, table_of
 
 MAGIC = b"GGUF"
@@ -96,7 +96,7 @@ class Gguf(Converted):
 
     def identity(self) -> dict[str, str]:
         path = Path(self.file)
-        return {"source": "gguf", "gguf": path.name, "gguf_sha256": sha256_of(path)}
+        return {"source": "gguf", "gguf": path.name, "gguf_sha256": known_sum(path)}
 
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
         return Path(self.file)

@@ -9,6 +9,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 Progress = Callable[[float | None, str], None]
@@ -51,6 +52,16 @@ def sha256_of(file: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def known_sum(file: Path) -> str:
+    """`sha256_of`, which reads a large file for seconds, computed once as long as the file does not change."""
+    return _sum_of(state_of(file))
+
+
+@lru_cache(maxsize=64)
+def _sum_of(state: State) -> str:
+    return sha256_of(Path(state[0]))
 
 
 def crc32_of(file: Path) -> int:

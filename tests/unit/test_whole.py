@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,7 +26,7 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
-from .checkpoints import ENGINES, load_by, preset_of, rounded, save, tiny, write_gguf
+from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, save, sha256, tiny, write_gguf
 from .test_memory import PROMPT, logits
 from .toys import generated, plain_text
 
@@ -227,6 +230,21 @@ def test_a_head_is_tied_where_transformers_ties_it(
     assert torch.equal(last, model.get_output_embeddings().weight)
     assert loaded.placement["cpu"] == 4 * sum(weight.numel() for weight in model.parameters())
     loaded.release()
+
+
+def test_a_local_gguf_file_is_hashed_once_as_long_as_it_does_not_change(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    hashing = Mock(wraps=hashlib.sha256)
+    monkeypatch.setattr("specdemo.models.store.hashlib", SimpleNamespace(sha256=hashing))
+    for times in (1, 1, 2):
+        if times == 2:
+            write_gguf(path, tiny("llama", len(make_tokenizer()), seed=1))
+        loaded = load(preset_of(Gguf(str(path))), "bfloat16", "cpu")
+        assert (hashing.call_count, loaded.weights["target"]["gguf_sha256"]) == (times, sha256(path))
+        loaded.release()
 
 
 @pytest.mark.sampled(3)
