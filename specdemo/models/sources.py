@@ -28,6 +28,7 @@ class Gguf(Converted):
     """A GGUF file: a path, or the name of a file in a repository on the hub."""
 
     keys = ("hub", "path")
+    own_float32 = True
     file: Text
     repo: Annotated[Text | None, Field(alias="hub")] = None
     revision: Text | None = None

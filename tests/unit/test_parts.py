@@ -133,7 +133,7 @@ def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
 def test_a_damaged_left_over_is_downloaded_again(
     index: SimpleNamespace, cache: Path, fetched: list[str], damage: str
 ) -> None:
-    left = index.source.entry
+    left = index.source.entry(index.source.copies)
     left = left.with_name(f"{left.name}.parts")
     left.mkdir(parents=True)
     if damage != "no file":

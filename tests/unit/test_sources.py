@@ -41,7 +41,7 @@ class Zipped(Source):
     def named(cls, text: str) -> Source | None:
         return cls(path_of(text)) if text.endswith(".zip") else None
 
-    def place(self, dtype: torch.dtype, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
         if not self.zip.is_file():
             raise LoadError(f"There is no file {self.zip}.")
         progress(None, f"unpacking {self}")

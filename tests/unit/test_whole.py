@@ -232,6 +232,24 @@ def test_a_head_is_tied_where_transformers_ties_it(
     loaded.release()
 
 
+@pytest.mark.parametrize("stored_in", [{}, {"up_proj": "F16", "down_proj": "Q4_0"}], ids=["float32", "mixed"])
+def test_who_asks_for_float32_gets_the_numbers_of_a_gguf_file(
+    cache: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, stored_in: dict[str, str]
+) -> None:
+    """Whoever does not ask gets bfloat16, which takes half the disk; eager, too, which computes in float32."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, tiny("llama", len(tokenizer)), tokenizer=tokenizer, stored_in=stored_in)
+    preset = preset_of(Gguf(str(path)))
+    load(preset, None, "cpu", eager=True).release()
+    (usual,) = (entry for entry in cache.iterdir() if entry.is_dir())
+    assert load_file(usual / "model.safetensors")[UP].dtype == torch.bfloat16
+    loaded = load(preset, "float32", "cpu")
+    own = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    for name, weight in own.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], weight), name
+    loaded.release()
+
+
 def test_a_local_gguf_file_is_hashed_once_as_long_as_it_does_not_change(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
