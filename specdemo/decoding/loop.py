@@ -43,7 +43,7 @@ from .walk import row_parents
 PIECE = 32  # tokens of a prompt
 
 Stop = Callable[[Sequence[int]], bool]
-"""Whether a stop string is complete, given all token ids emitted so far."""
+"""Whether a stop string is complete, given all token ids emitted so far, in a list that grows after the call."""
 
 
 def rule_for(settings: Settings) -> Rule:
@@ -111,8 +111,9 @@ class Decoding:
             logits = yield from self._read_prompt()  # [1, V]
             drafter.reset(prompt_ids)
             verdict = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids))
-            emitted, reason = _emit(verdict, [], settings, self.eos_ids, self.stop)
-            ids = [*prompt_ids, emitted[0].id]
+            written: list[int] = []  # what follows the prompt in `ids`
+            emitted, reason = _emit(verdict, written, settings, self.eos_ids, self.stop)
+            ids = [*prompt_ids, *written]
             rule.advance(ids[-1:])
             yield Prefilled(len(prompt_ids), emitted[0], self._clock() - began, settings.seed)
 
@@ -121,7 +122,7 @@ class Decoding:
                 # Draft: the drafter guesses what follows the text.
                 drafting_on, waited = drafter.drafts_on or runner.device, self._away()
                 began, drafts_from = self._clock(), timestamp(drafting_on)
-                most = settings.max_new_tokens - (len(ids) - len(prompt_ids)) - 1  # a round emits up to k + 1
+                most = settings.max_new_tokens - len(written) - 1  # a round emits up to k + 1
                 k = control.choose(most, last, drafter, ids)
                 draft = Draft()
                 if k:
@@ -136,8 +137,8 @@ class Decoding:
                 verified_at = self._clock()
 
                 # Keep: the path and that token are added to the text, the pending token and the path to the cache.
-                emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, self.eos_ids, self.stop)
-                ids += [token.id for token in emitted]
+                emitted, reason = _emit(verdict, written, settings, self.eos_ids, self.stop)
+                ids += written[-len(emitted) :]
                 rule.advance(ids[-len(emitted) :])
                 runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
                 drafter.observe(verdict)
@@ -188,21 +189,20 @@ def _rows(pending: int, draft: Draft) -> Sequence[int] | Tensor:
 def _emit(
     verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
 ) -> tuple[tuple[Token, ...], FinishReason | None]:
-    """The tokens of a verdict that are emitted: up to the first end of the text."""
+    """The tokens of a verdict that are emitted, up to the first end of the text. They are added to `written`."""
     margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (verdict.accepted + 1)
     tokens = [
         Token(verdict.drafted[node], TokenKind.ACCEPTED, verdict.p[node], margin)
         for node, margin in zip(verdict.path, margins, strict=False)
     ]
     tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p, margins[-1]))
-    ids = list(written)
     for count, token in enumerate(tokens, start=1):
-        ids.append(token.id)
+        written.append(token.id)
         if token.id in eos_ids:
             return tuple(tokens[:count]), FinishReason.EOS
-        if stop(ids):
+        if stop(written):
             return tuple(tokens[:count]), FinishReason.STOP
-        if len(ids) == settings.max_new_tokens:
+        if len(written) == settings.max_new_tokens:
             return tuple(tokens[:count]), FinishReason.LENGTH
     return tuple(tokens), None
 

@@ -41,7 +41,7 @@ class PromptLookup(Drafter):
         position = self.match(context)
         if position is None:
             return Draft()
-        source = list(context[position:])
+        source = list(context[position : position + k])
         while len(source) < k:
             source += source
         return Draft(source[:k])
@@ -93,6 +93,7 @@ class PromptLookup(Drafter):
         matched: dict[int, int] = {}
         for n, positions in self._matching(context):
             for position in reversed(positions):
-                if len(matched) < MOST_COPIES:
-                    matched.setdefault(position, n)
+                matched.setdefault(position, n)
+                if len(matched) == MOST_COPIES:
+                    return list(matched.items())
         return list(matched.items())

@@ -195,7 +195,7 @@ class Client:
 
     def _lines(self, response: httpx.Response, began: float) -> Iterator[bytes]:
         """The lines of an answer, which may not be too long, too many or too late."""
-        rest, size = b"", 0
+        line, size = bytearray(), 0
         for piece in response.iter_raw():
             check_stopped()
             size += len(piece)
@@ -203,12 +203,16 @@ class Client:
                 raise self.wrong(f"does not end its answer: more than {MAX_ANSWER // 1_000_000} MB came")
             if time.perf_counter() - began > ANSWER_SECONDS:
                 raise self.wrong(f"does not end its answer within {ANSWER_SECONDS:g} seconds")
-            *lines, rest = (rest + piece).split(b"\n")
-            if max(map(len, (*lines, rest))) > MAX_LINE:
+            end, *others = piece.split(b"\n")
+            line += end
+            if max(map(len, (line, *others))) > MAX_LINE:
                 raise self.wrong(f"sends a line of more than {MAX_LINE // 1_000_000} MB")
-            yield from lines
-        if rest:
-            yield rest
+            if others:
+                yield bytes(line)
+                yield from others[:-1]
+                line = bytearray(others[-1])
+        if line:
+            yield bytes(line)
 
     def _read(self, response: httpx.Response) -> bytes:
         """A whole answer that is not a stream."""
