@@ -11,6 +11,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
@@ -46,6 +47,7 @@ COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loa
 ONE_COPY: Copies = {"bfloat16": None}
 STORED: Copies = {"stored": None}  # quantized weights as the file has them, the others as `narrowed`
 EXACT: Copies = {"float32": None}  # the file's own numbers, for whoever asks for them
+READING = Lock()  # one conversion at a time, since `_read_quickly` changes what all of this process read by
 
 
 class Converted(Source):
@@ -196,7 +198,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     check_header(name, header)
     check_tokenizer(name, header.fields)
     tokenizer = build_tokenizer(name, header.fields)
-    with _read_quickly():
+    with READING, _read_quickly():
         config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
         config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
         config.eos_token_id = end_ids(header.fields) or None

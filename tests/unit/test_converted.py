@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import gguf
 import pytest
 import torch
 from filelock import FileLock
@@ -300,6 +301,32 @@ def test_two_at_once_make_it_once(index: SimpleNamespace, cache: Path, monkeypat
         said = [done.result(20) for done in both]
     assert sorted(any("converting" in words for words in heard) for heard in said) == [False, True]
     assert (cache / entry / "model.safetensors").is_file()
+
+
+def test_two_conversions_at_once_leave_the_package_gguf_as_it_was(index: SimpleNamespace, tmp_path: Path) -> None:
+    """The second begins while the first one reads, and ends after it, unless it waits."""
+    plain, reads, first_is_done = gguf.GGUFReader, threading.Event(), threading.Event()
+
+    def convert(name: str, tell: Any) -> None:
+        (tmp_path / name).mkdir()
+        converting.convert(index.folder / "tiny.gguf", tmp_path / name, progress=tell)
+
+    def second(*_: Any) -> None:
+        reads.set()
+        first_is_done.wait(20)
+
+    with ThreadPoolExecutor(1) as thread:
+        begun: list[Any] = []
+
+        def first(*_: Any) -> None:
+            if not begun:
+                begun.append(thread.submit(convert, "second", second))
+                reads.wait(0.5)
+
+        convert("first", first)
+        first_is_done.set()
+        begun[0].result(20)
+    assert gguf.GGUFReader is plain
 
 
 def test_what_a_killed_process_left_is_no_hindrance(index: SimpleNamespace, filled: Path) -> None:
