@@ -375,6 +375,7 @@ def test_lossless(lab: Open) -> None:
     measure(page, "lossless", broken="resample-from-p", rounds=rounds, prompt=prompt)
     whole, rows = files(page, shown)
     assert "CHANGES" in shown.locator(".lab-section .prose strong").all_inner_texts()[-4]  # and three plots' titles
+    assert {check["text"] for check in whole["greedy"]} == {"ngram", "transformers"}
     assert all(check["identical"] or check["near_tie"] for check in whole["greedy"])
     assert dict(bars(shown, "Texts that are the target's own")).keys() == {"ngram", "transformers"}
     shares = [token["count"] / rounds for token in whole["sampling"][-1]["likeliest"]]

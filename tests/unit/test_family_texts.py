@@ -53,7 +53,7 @@ def test_texts_read_in_one_pass_have_the_bits_of_each_alone(
     drafts = [([7], None), ([8, 9, 10], None), (list(range(11, 11 + len(TREE))), TREE if engine == "native" else None)]
     together = read_together([Pass(runner, *draft) for runner, draft in zip(runners[:3], drafts, strict=True)])
     alone = [runner.forward(*draft) for runner, draft in zip(runners[3:], drafts, strict=True)]
-    assert all(map(torch.equal, together, alone))
+    assert all(torch.equal(*both) for both in zip(together, alone, strict=True))
 
 
 @pytest.fixture(params=CASES)

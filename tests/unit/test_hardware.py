@@ -164,26 +164,12 @@ def test_only_what_comes_from_a_gpu_to_the_cpu_is_waited_for(device: str, waits:
     assert tensor.asked == [(torch.device(device), not waits)]
 
 
-def test_what_goes_to_a_gpu_leaves_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fakes of `pin_memory` and `to`: there is no GPU."""
-    asked: list[Any] = []
-
-    def pinned(tensor: torch.Tensor) -> torch.Tensor:
-        asked.append("pinned")
-        return tensor
-
-    def moved(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-        asked.append((device, non_blocking))
-        return tensor
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
-    monkeypatch.setattr(torch.Tensor, "to", moved)
-    assert hardware.to_device([3, 1], GPU).tolist() == [3, 1]
-    assert hardware.to_device(torch.tensor([5]), GPU).tolist() == [5]
-    assert asked == ["pinned", (GPU, True)] * 2
-    asked.clear()
-    assert hardware.to_device([3, 1], CPU).dtype == torch.long
-    assert asked == [(CPU, False)]
+def test_token_ids_and_tensors_become_tensors_on_a_device() -> None:
+    """That a copy to a GPU waits for nothing is a test of tests/gpu: a round waits once."""
+    ids, floats = hardware.to_device([3, 1], CPU), torch.tensor([0.5])
+    assert (ids.tolist(), ids.dtype) == ([3, 1], torch.long)
+    assert hardware.to_device(floats, CPU) is floats
+    assert hardware.to_device([3, 1], torch.device("meta")).device.type == "meta"
 
 
 def test_a_gpu_is_timed_by_its_own_clock(cuda: SimpleNamespace) -> None:

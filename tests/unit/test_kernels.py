@@ -225,8 +225,8 @@ for family in ("qwen3", "gemma3_text"):
     runners, texts = [GraphRunner(graphs, 96) for _ in range(3)], [[7], [3, 4], [5, 6, 8]]
     for start, runner in enumerate(runners):
         runner.prefill([9, 2, 4, 1, 7, 3, 8][: 1 + 3 * start] * 2)
-    together = read_together([Pass(runner, ids) for runner, ids in zip(runners, texts)])
-    for runner, ids, logits in zip(runners, texts, together):
+    together = read_together([Pass(runner, ids) for runner, ids in zip(runners, texts, strict=True)])
+    for runner, ids, logits in zip(runners, texts, together, strict=True):
         runner.rollback(runner.length - len(ids))
         assert torch.equal(runner.forward(ids), logits), ids
 """

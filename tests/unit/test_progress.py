@@ -58,9 +58,14 @@ def test_what_may_be_stopped_gives_the_same_bits(name: str) -> None:
     assert torch.equal(plain.prefill(PROMPT), logits)
 
 
-def test_where_nobody_waits_nothing_is_told_or_stopped() -> None:
-    tell("something")
+def test_where_nobody_waits_any_more_nothing_is_told_or_stopped() -> None:
+    told: list[str] = []
+    stop = Asked(1)
+    with attended(stop, told.append):
+        tell("before")
+    tell("after")
     check_stopped()
+    assert (told, stop.looks) == (["before"], 0)
 
 
 def test_either_of_two_can_stop_the_work_and_words_go_to_the_one_who_listens() -> None:
