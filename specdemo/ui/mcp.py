@@ -6,6 +6,7 @@ are for a reader who has never seen this program.
 """
 
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -35,6 +36,8 @@ from .values import to_json
 
 PREFIX = "mcp_"  # of the names of the endpoints, which other programs see too
 TOOLS = "race", "check", "explain_round", "list_models"
+CALL = "x-specdemo-call"  # the header with the number of a call, by which a tool knows whether it is still open
+calls = set[str]()  # that are open
 NO_LINE: dict[str, Any] = {"queue": False}  # for a tool that needs no model
 FIRST_WORDS = 30
 OF_A_CHECK = "answer", "in_short", "k", "trials", "elsewhere", "advice"
@@ -61,7 +64,25 @@ async def only_tools(app: Any) -> AsyncIterator[None]:
     """The lifespan of a server whose only tools are those of `TOOLS`. Gradio would make one of every endpoint."""
     server = app.get_blocks().mcp_server_obj
     server.tool_to_endpoint = {f"{server.tool_prefix}{name}": f"/{PREFIX}{name}" for name in TOOLS}
+    handle = server.manager.handle_request
+
+    async def handle_call(scope: Any, receive: Any, send: Any) -> None:
+        call = secrets.token_hex(8)
+        calls.add(call)
+        others = [header for header in scope["headers"] if header[0] != CALL.encode()]
+        try:
+            await handle({**scope, "headers": [*others, (CALL.encode(), call.encode())]}, receive, send)
+        finally:  # also when the connection is closed
+            calls.remove(call)
+
+    server.manager.handle_request = handle_call
     yield
+
+
+def is_given_up(request: gr.Request) -> bool:
+    """Whether the language model that called a tool has closed the connection. Gradio goes on with the call."""
+    call = request.headers.get(CALL)
+    return call is not None and call not in calls
 
 
 def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..., Any]]:
@@ -103,7 +124,9 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         if drafter is not None and drafter not in DRAFTERS:
             raise gr.Error(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
         # A session of its own: Gradio's server of tools calls for all models in one and the same session.
-        *_, (run, _) = play(None, request.client, asked)
+        for run, _ in play(None, request.client, asked):
+            if is_given_up(request):
+                run.stop.set()
         return to_json(told(run))
 
     @job(work_of(Check))
@@ -128,7 +151,8 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
             asked = Check.read({**usual, "drafters": [drafter] if drafter else [*ABLE], "seconds": seconds})
             run = runs.begin(LabRun(preset, Check, asked, budgets.lab_seconds), None, request.client)
             for _ in runs.play(run, engine):
-                pass
+                if is_given_up(request):
+                    run.stop.set()
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
         found = json.loads(run.files["json"]) if run.files else {}

@@ -12,6 +12,7 @@ import gradio as gr
 import httpx
 import pytest
 
+from specdemo.decoding.events import emitted_tokens
 from specdemo.types import BadInput
 from specdemo.ui import mcp as tools
 from specdemo.ui.budgets import Budgets
@@ -19,7 +20,7 @@ from specdemo.ui.engine import Engine, real_backend
 from specdemo.ui.serving import line
 from tests.unit.checkpoints import full_preset
 
-from .browser import served, served_engine
+from .browser import served, served_engine, wait_until
 from .scripted import PROMPTS, Script
 from .test_jobs import in_a_loop_of_its_own
 
@@ -172,6 +173,29 @@ def test_models_wait_in_the_line_of_the_page(site: str, scripted: Script, monkey
     refused, *answers = in_a_loop_of_its_own(asyncio.wait_for(four(), 30))
     assert "3 requests from your address are in the line" in refused.content[0].text
     assert [answer.isError for answer in answers] == [False] * 3
+
+
+def test_a_race_is_stopped_when_the_model_that_asked_closes_the_connection(site: str, scripted: Script) -> None:
+    scripted.gate.clear()
+    scripted.pace = 0.05
+
+    async def leave() -> None:
+        asked = [("race", {"prompt": "one two three four five", "max_new_tokens": 40})]
+        calling = asyncio.ensure_future(_calls(site, asked))
+        while not scripted.open_races:
+            await asyncio.sleep(0.02)
+        calling.cancel()
+        await asyncio.wait([calling])
+
+    try:
+        in_a_loop_of_its_own(asyncio.wait_for(leave(), 30))
+        wait_until(lambda: not tools.calls)
+        scripted.gate.set()
+        wait_until(lambda: not scripted.open_races)
+    finally:
+        scripted.gate.set()
+        scripted.pace = 0.0
+    assert sum(len(emitted_tokens(entry.event)) for entry in scripted.entries) < 40
 
 
 def test_without_the_option_nothing_is_offered(url: str) -> None:
