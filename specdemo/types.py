@@ -366,8 +366,14 @@ def brief(value: object, most: int = 60) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What a library says of a failure, as a sentence can quote it: its first line, without the folders of a path."""
-    return FOLDERS.sub("", str(error).strip().partition("\n")[0]).rstrip(".")
+    """What a library says of a failure, as a sentence can quote it: its first line, and the second if that is a part of
+    the sentence, without the folders of a path."""
+    first, *others = str(error).strip().splitlines() or [""]
+    if isinstance(error, KeyError):  # its text is the key alone
+        first += " is missing"
+    elif first.endswith(":") and others:
+        first += f" {others[0].strip()}"
+    return FOLDERS.sub("", first).rstrip(".")
 
 
 def is_text(words: str) -> bool:

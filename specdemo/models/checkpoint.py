@@ -7,7 +7,6 @@ other families by transformers, and any model that is needed in transformers' ow
 
 from __future__ import annotations
 
-import json
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from .errors import wrap_load_errors
 from .hub_token import hub_token
 from .on_hub import download_bar, file_of
 from .source import Source, weights_file
-from .store import LoadError, Progress, ignore
+from .store import LoadError, Progress, ignore, read_object
 from .text_part import described
 from .tokenizer_files import converted_tokenizer, same_tokenizer
 from .weights import StoredWeights, weights_files
@@ -119,9 +118,13 @@ def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) ->
     transformers' `generate` does not stop at the latter, but the model uses them.
     """
     names = "generation_config.json", "config.json"
-    generation, model = (json.loads(path.read_text(encoding="utf-8")) if (path := file(name)) else {} for name in names)
+    generation, model = (read_object(path) if (path := file(name)) else {} for name in names)
     for stated in (generation, model, model.get("text_config") or {}):
         if (eos := stated.get("eos_token_id")) is not None:
+            if any(type(one) is not int for one in (eos if isinstance(eos, list) else [eos])):
+                raise LoadError(
+                    f"The model's files give {eos!r} as eos_token_id, which is no token id and no list of them."
+                )
             return cast("int | list[int]", eos)
     return None if generation else config.to_dict().get("eos_token_id")  # a family's default, as transformers has it
 

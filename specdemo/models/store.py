@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import zlib
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 Progress = Callable[[float | None, str], None]
 """Called with how far the present stage is (0 to 1, None if unknown), and its name."""
@@ -35,6 +37,21 @@ def ignore(fraction: float | None, words: str) -> None:
 
 class LoadError(RuntimeError):
     """A model could not be made ready. The message is shown to the person as it is."""
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model.
+
+    Raises:
+        LoadError: it holds something else.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise LoadError(f"{file} is damaged: it holds no JSON object. Save or download the model again.")
+    return found
 
 
 def check_sum(file: Path, expected: str, what: str) -> None:

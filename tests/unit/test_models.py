@@ -274,6 +274,11 @@ def test_a_failure_that_a_person_can_mend_is_a_sentence(error: Exception, words:
         (PermissionError(13, "Permission denied", "/home/me/a/b.safetensors"), "Permission denied: 'b.safetensors'."),
         (OSError("No file named x in directory /home/me/a.\nSee /home/me."), "No file named x in directory a."),
         (OSError(r"C:\Users\me\b.json is damaged"), "b.json is damaged."),
+        (KeyError("added_tokens"), "'added_tokens' is missing."),
+        (
+            ValueError("Validation error for 'a':\n    TypeError: no int.\n"),
+            "Validation error for 'a': TypeError: no int.",
+        ),
         (ValueError("a/b: see https://example.org/c/d or 1/2"), "a/b: see https://example.org/c/d or 1/2."),
     ],
 )
@@ -302,3 +307,22 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_its_weights_are_read(
 @pytest.mark.parametrize("bug", [RuntimeError("shape mismatch"), KeyError("x"), IndexError("index out of range")])
 def test_a_bug_has_no_sentence(bug: Exception) -> None:
     assert explain(bug) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", r"generation_config\.json is damaged: it holds no JSON object\. Save or"),
+        ("[" * 100_000, r"generation_config\.json is damaged: it holds no JSON object\. Save or"),
+        ('{"eos_token_id": {"a": 1}}', r"give {'a': 1} as eos_token_id, which is no token id"),
+        ('{"eos_token_id": ["a"]}', r"give \['a'\] as eos_token_id, which is no token id"),
+    ],
+    ids=["list", "deep", "object", "texts"],
+)
+def test_a_damaged_file_beside_the_weights_is_named(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, content: str, words: str
+) -> None:
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(LoadError, match=words):
+        load(preset_of(folder), "float32", "cpu")
