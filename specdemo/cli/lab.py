@@ -249,7 +249,7 @@ def costs_in(profile: Path, drafter: str) -> Any:
         found = costs(json.loads(profile.read_text(encoding="utf-8")), drafter)
     except OSError as error:
         raise BadInput(f"The profile cannot be read: {error}.") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadInput(f"{profile.name} is not what `lab profile --json` writes: {error}.") from error
     if found is None:
         raise BadInput(f"{profile.name} holds no costs of a drafter called {drafter!r}.")

@@ -106,7 +106,7 @@ def load_table(path: Path) -> NgramTable:
                         probs=file.get_tensor(f"probs{n}").astype(np.float32) / PROB_SCALE,
                     )
                 )
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise BadInput(f"The n-gram table {path.name} cannot be read: {reason(error)}.") from error
     except SafetensorError as error:
         raise BadInput(f"The n-gram table {path.name} is damaged: {reason(error)}.") from error

@@ -27,7 +27,7 @@ def read_results(path: Path) -> Mapping[str, Any] | None:
         results = json.loads(path.read_text(encoding="utf-8"))
         for drafter in {"", *(row["drafter"] for row in results["rows"])}:  # finds rows that cannot be described
             describe_results(results, drafter)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(
             f"{path.name} does not hold the results of `bench drafters`. Remove it or measure again."
         ) from error

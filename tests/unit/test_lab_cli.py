@@ -106,8 +106,9 @@ def test_a_packed_trace_that_would_fill_the_memory_is_refused(
     assert run("explain", "--trace", str(path)) == (2, "", words)
 
 
-def test_a_file_that_is_no_trace_or_profile_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "x").write_text('{"models": []}')
+@pytest.mark.parametrize("content", ['{"models": []}', "[" * 100_000], ids=["another", "deep"])
+def test_a_file_that_is_no_trace_or_profile_is_refused(run: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "x").write_text(content)
     assert "trace" in run("explain", "--trace", str(tmp_path / "x"))[2]
     status, _, err = run("theory", "--profile", str(tmp_path / "x"), "--drafter", "ngram")
     assert (status, err.count("\n")) == (2, 1)

@@ -297,7 +297,7 @@ def test_files_that_are_no_head_are_refused_in_a_sentence(tmp_path: Path, monkey
     with pytest.raises(BadInput, match="The head it cannot be read: "):
         load_published(folder, EagleHead, TARGET)
     assert not (tmp_path / "ran").exists()
-    for broken in ("{", "[]"):
+    for broken in ("{", "[]", "[" * 100_000):
         (folder / "config.json").write_text(broken)
         with pytest.raises(BadInput, match=r"The file .*config\.json (cannot be read|is not the configuration)"):
             load_published(folder, EagleHead, TARGET)

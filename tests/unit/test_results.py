@@ -84,7 +84,7 @@ def file_of(*rows: Any) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", "{}", '{"rows": 1}', '{"rows": []}'),
+        *("", "[" * 100_000, "[]", "{}", '{"rows": 1}', '{"rows": []}'),
         *(file_of("x"), file_of({}), file_of({"drafter": "x"})),
         *(file_of(row("x", 2, 0.0, None)), file_of(row("ngram", 2, 0.0, 1.2), row("x", 2, 0.0, "fast"))),
     ],

@@ -72,7 +72,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadInput(f"There is no head in the folder {folder}: it has no {CONFIG}.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"The file {path} cannot be read: {error}.") from error
     if not isinstance(config, dict):
         raise BadInput(f"The file {path} is not the configuration of a model.")
