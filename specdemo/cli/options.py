@@ -225,6 +225,8 @@ def read_grammar(schema: Path | None, grammar: Path | None) -> str:
     if schema is not None:
         try:
             good = isinstance(json.loads(text), dict)
+        except RecursionError as error:
+            raise BadInput(f"{path} is nested too deeply.") from error
         except ValueError as error:
             raise BadInput(f"{path} is not JSON: {reason(error)}.") from error
         if not good:

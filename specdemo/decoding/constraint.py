@@ -77,6 +77,8 @@ class Constraint:
                 if is_schema
                 else LLMatcher.grammar_from_lark(grammar)
             )
+        except RecursionError as error:
+            raise BadInput(f"The {what} cannot be read: it is nested too deeply.") from error
         except ValueError as error:
             raise BadInput(f"The {what} cannot be read: {_first_line(error)}.") from error
         matcher = LLMatcher(tokenizer, compiled, log_level=0)

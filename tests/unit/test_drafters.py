@@ -268,6 +268,7 @@ def test_a_table_that_cannot_be_read_is_refused_in_words(tmp_path: Path, table_p
         ("bare", arrays, None),
         ("partial", {key: value for key, value in arrays.items() if key != "tokens1"}, {"provenance": "{}"}),
         ("other", {"weight": np.zeros(3)}, {"provenance": "{}"}),
+        ("deep", arrays, {"provenance": "[" * 100_000}),
     ):
         save_file(kept, tmp_path / f"{name}.safetensors", metadata=metadata)
         with pytest.raises(BadInput, match=f"n-gram table {name}.safetensors"):

@@ -16,6 +16,7 @@ import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 from torch import Tensor
 
+from specdemo.cli.options import read_grammar
 from specdemo.decoding.batch import decode
 from specdemo.decoding.constraint import Constraint, tokenizer_of
 from specdemo.decoding.events import Event, Round
@@ -449,6 +450,9 @@ def test_a_text_that_ends_in_the_middle_is_said(command: Any, tmp_path: Path) ->
 # What is refused -------------------------------------------------------------------------------------------
 
 
+DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
+
+
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
@@ -456,6 +460,7 @@ def test_a_text_that_ends_in_the_middle_is_said(command: Any, tmp_path: Path) ->
         ('{"type": ', "The JSON schema cannot be read: "),
         ('{"type": "array", "contains": {}}', 'The JSON schema cannot be used: Unimplemented keys: ["contains"].'),
         ("start: b", 'The grammar cannot be used: at 1(8): unknown name: "b".'),
+        (DEEP, "The JSON schema cannot be read: it is nested too deeply."),
     ],
 )
 def test_a_wrong_grammar_is_refused_in_one_sentence(toy: GrammarToy, grammar: str, said: str) -> None:
@@ -485,6 +490,13 @@ def test_a_wrong_file_ends_with_status_2(command: Any, tmp_path: Path, option: s
     assert (status, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_deep_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text(DEEP)
+    with pytest.raises(BadInput, match=r"deep\.json is nested too deeply\.$"):
+        read_grammar(path, None)
 
 
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
