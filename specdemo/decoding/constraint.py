@@ -13,6 +13,7 @@ guess like any other.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import BadInput, Draft, parents_or_chain
+from ..types import BadInput, Draft, brief, parents_or_chain
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from numpy.typing import NDArray
 
 MISSING = "Schemas and grammars need the package llguidance, which is not installed: pip install llguidance."
 # JSON is written on one line, as Python's `json.dumps` does. If spaces and line breaks were free, little would be
 # forced. A schema with `x-guidance` can say otherwise.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# What the library calls too complex, and how much of its words a sentence quotes.
+TOO_COMPLEX = re.compile("too many|too big|too large|exhausted|unable to determine|; max is ", re.IGNORECASE)
+LONGEST = 200
+PATTERN = re.compile(r"regex parse error:\n    (.*)\n.*\nerror: (.*)")
 
 
 def tokenizer_of(tokenizer: Any, rows: int, eos_ids: frozenset[int]) -> LLTokenizer:
@@ -49,7 +55,7 @@ def tokenizer_of(tokenizer: Any, rows: int, eos_ids: frozenset[int]) -> LLTokeni
     try:
         return from_tokenizer(tokenizer, max(rows, len(tokenizer)), sorted(eos_ids))
     except ValueError as error:
-        raise BadInput(f"The tokenizer of this model cannot follow a grammar: {_first_line(error)}.") from error
+        raise BadInput(f"The tokenizer of this model cannot follow a grammar: {_reason(error)}.") from error
 
 
 class Constraint:
@@ -65,7 +71,7 @@ class Constraint:
         Args:
             grammar: a JSON schema, which is an object, or a grammar in Lark's format.
         Raises:
-            BadInput: it is neither, or says something that the library does not know.
+            BadInput: it is neither, or no text can satisfy it.
         """
         from llguidance import LLMatcher
 
@@ -80,11 +86,15 @@ class Constraint:
         except RecursionError as error:
             raise BadInput(f"The {what} cannot be read: it is nested too deeply.") from error
         except ValueError as error:
-            raise BadInput(f"The {what} cannot be read: {_first_line(error)}.") from error
-        matcher = LLMatcher(tokenizer, compiled, log_level=0)
-        if matcher.is_error():
-            raise BadInput(f"The {what} cannot be used: {_first_line(matcher.get_error())}.")
-        return cls(matcher, tokenizer)
+            raise BadInput(f"The {what} cannot be read: {_reason(error)}.") from error
+        constraint = cls(LLMatcher(tokenizer, compiled, log_level=0), tokenizer)
+        following = constraint.fork()
+        following.advance(constraint.forced())
+        following.advance([int(following._mask().argmax())])
+        for each in constraint, following:  # some trouble shows only where the text goes on
+            if each._matcher.is_error():
+                raise BadInput(f"The {what} cannot be used: {_reason(each._matcher.get_error())}.")
+        return constraint
 
     @property
     def finished(self) -> bool:
@@ -105,15 +115,19 @@ class Constraint:
         Raises:
             BadInput: none, or the grammar became too complex for the library.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").view(bool)[:vocab_size]
+        allowed = self._mask()[:vocab_size]
         if self._matcher.is_error():
-            raise BadInput(f"The grammar cannot be followed any further: {_first_line(self._matcher.get_error())}.")
+            raise BadInput(f"The grammar cannot be followed any further: {_reason(self._matcher.get_error())}.")
         if not allowed.any():
             raise BadInput("No token of this model can continue the text as the grammar wants it.")
         if len(allowed) < vocab_size:  # the rest is padding
             allowed = np.pad(allowed, (0, vocab_size - len(allowed)))
         return torch.from_numpy(allowed)
+
+    def _mask(self) -> NDArray[np.bool_]:
+        """Which of the library's tokens may follow the text, [V]; none if the matcher is in trouble."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").view(bool)
 
     def forced(self) -> list[int]:
         """The tokens of the only text that can follow, as the tokenizer writes it; empty if several texts can.
@@ -157,6 +171,16 @@ class Constraint:
         return torch.where(allowed.to(logits.device), logits, -torch.inf)
 
 
-def _first_line(error: object) -> str:
+def _reason(error: object) -> str:
     """What the library says of a failure, as a sentence can quote it."""
-    return " ".join(str(error).split("\n")[0].split()).rstrip(".:")
+    text = str(error).partition("\n<state>")[0]
+    if found := PATTERN.search(text):
+        return f"in the pattern {brief(found[1])}, {found[2]}"
+    if text.startswith("NoExtension"):
+        return "no text can satisfy it"
+    first = " ".join(text.split("\n")[0].split()).replace("Unsatisfiable schema", "no text can satisfy it")
+    if "ff_tokens" in first:
+        return "only one text can follow somewhere, which never ends or is very long"
+    if TOO_COMPLEX.search(first):
+        first = f"it is too complex: {first}"
+    return (first if len(first) <= LONGEST else f"{first[:LONGEST]}...").rstrip(".:")

@@ -396,9 +396,15 @@ def check_persons(text: str) -> None:
     assert "\n" not in text
 
 
+@cache
+def characters() -> LLTokenizer:
+    tokenizer = byte_tokenizer()
+    return tokenizer_of(tokenizer, len(tokenizer), frozenset({261}))
+
+
 def test_what_a_schema_forces_is_tokenised_as_the_target_would() -> None:
     tokenizer = byte_tokenizer()
-    constraint = Constraint.of(json.dumps(SCHEMA), tokenizer_of(tokenizer, len(tokenizer), frozenset({261})))
+    constraint = Constraint.of(json.dumps(SCHEMA), characters())
     assert constraint.forced() == tokenizer.encode('{"persons": [{"name": "', add_special_tokens=False)
     constraint.advance(tokenizer.encode('{"persons": [{"name": "Ann"', add_special_tokens=False))
     assert constraint.forced() == tokenizer.encode(', "age": ', add_special_tokens=False)
@@ -461,12 +467,50 @@ DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
         ('{"type": "array", "contains": {}}', 'The JSON schema cannot be used: Unimplemented keys: ["contains"].'),
         ("start: b", 'The grammar cannot be used: at 1(8): unknown name: "b".'),
         (DEEP, "The JSON schema cannot be read: it is nested too deeply."),
+        ('{"$ref": "#"}', "The JSON schema cannot be used: no text can satisfy it."),
+        ("start: T\nT: /a/ & /b/", "The grammar cannot be used: no text can satisfy it."),
+        (
+            '{"type": "object", "properties": {"a": {"type": "string"}}, '
+            '"patternProperties": {"a": {"type": "null"}}, "required": ["a"]}',
+            "The JSON schema cannot be used: no text can satisfy it: required property 'a' is unsatisfiable.",
+        ),
+        (
+            '{"properties": {"zip": {"type": "string", "pattern": "(?=a)b"}}}',
+            "The JSON schema cannot be used: in the pattern '(?=a)b', look-around, including look-ahead and "
+            "look-behind, is not supported.",
+        ),
+        ("start: /[/", "The grammar cannot be used: in the pattern '[', unclosed character class."),
+        (
+            'start: a\na: "a" a',
+            "The grammar cannot be used: only one text can follow somewhere, which never ends or is very long.",
+        ),
+        (
+            "start: T\nT: /(a|b)*a(a|b){20}/ & ~/(a|b)*a(a|b){20}/",
+            "The grammar cannot be used: it is too complex: fuel exhausted",
+        ),
+        ("start: /a" + "b" * 300 + "[/", "The grammar cannot be used: in the pattern 'abbb"),
+        (f"start: {'x' * 300}", "The grammar cannot be used: at 1(8): unknown name: "),
     ],
 )
 def test_a_wrong_grammar_is_refused_in_one_sentence(toy: GrammarToy, grammar: str, said: str) -> None:
     with pytest.raises(BadInput) as refused:
         start(toy, "none", PROMPT, Settings(grammar=grammar))  # type: ignore[arg-type]
     assert str(refused.value).startswith(said)
+    assert len(str(refused.value)) < 300
+
+
+def test_what_cannot_be_satisfied_after_what_is_forced_is_said_at_once() -> None:
+    loop = {"$ref": "#/$defs/loop"}
+    schema = {"type": "object", "properties": {"a": loop}, "required": ["a"], "$defs": {"loop": loop}}
+    with pytest.raises(BadInput, match=r"The JSON schema cannot be used: no text can satisfy it\.$"):
+        Constraint.of(json.dumps(schema), characters())
+
+
+def test_what_cannot_be_satisfied_in_the_middle_of_a_text_is_said() -> None:
+    constraint = Constraint.of('start: "a" | "b" T\nT: /a/ & /b/', letters())
+    constraint.advance([1])
+    with pytest.raises(BadInput, match=r"cannot be followed any further: no text can satisfy it\.$"):
+        constraint.allowed(VOCAB)
 
 
 @pytest.mark.sampled(3)
