@@ -14,13 +14,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..system.progress import check_stopped
 from ..types import BadInput, Draft, brief, parents_or_chain
 
 if TYPE_CHECKING:
@@ -31,6 +37,8 @@ MISSING = "Schemas and grammars need the package llguidance, which is not instal
 # JSON is written on one line, as Python's `json.dumps` does. If spaces and line breaks were free, little would be
 # forced. A schema with `x-guidance` can say otherwise.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SECONDS, MEMORY = 2, 1 << 30  # what compiling a grammar may take
+SHORT, COSTLY = 1_000, ("multipleOf", "allOf", "pattern", "%", "&", "~")  # a short one without these takes little
 # What the library calls too complex, and how much of its words a sentence quotes.
 TOO_COMPLEX = re.compile("too many|too big|too large|exhausted|unable to determine|; max is ", re.IGNORECASE)
 LONGEST = 200
@@ -71,7 +79,8 @@ class Constraint:
         Args:
             grammar: a JSON schema, which is an object, or a grammar in Lark's format.
         Raises:
-            BadInput: it is neither, or no text can satisfy it.
+            BadInput: it is neither, costs too much, or no text can satisfy it.
+            Stopped: whoever waits for it has stopped it.
         """
         from llguidance import LLMatcher
 
@@ -87,6 +96,8 @@ class Constraint:
             raise BadInput(f"The {what} cannot be read: it is nested too deeply.") from error
         except ValueError as error:
             raise BadInput(f"The {what} cannot be read: {_reason(error)}.") from error
+        if len(compiled) > SHORT or any(word in compiled for word in COSTLY):
+            check_compiles(compiled, what, tokenizer)
         constraint = cls(LLMatcher(tokenizer, compiled, log_level=0), tokenizer)
         following = constraint.fork()
         following.advance(constraint.forced())
@@ -114,7 +125,9 @@ class Constraint:
 
         Raises:
             BadInput: none, or the grammar became too complex for the library.
+            Stopped: whoever waits for it has stopped it.
         """
+        check_stopped()  # a mask can take a second, and a tree has many
         allowed = self._mask()[:vocab_size]
         if self._matcher.is_error():
             raise BadInput(f"The grammar cannot be followed any further: {_reason(self._matcher.get_error())}.")
@@ -169,6 +182,47 @@ class Constraint:
         every = torch.ones(vocab_size, dtype=torch.bool)
         allowed = torch.stack([each.allowed(vocab_size) if each else every for each in after])
         return torch.where(allowed.to(logits.device), logits, -torch.inf)
+
+
+def check_compiles(compiled: str, what: str, tokenizer: LLTokenizer) -> None:
+    """Refuse a grammar that does not compile within `SECONDS` and `MEMORY`, by trying it in a process of its own.
+
+    Raises:
+        BadInput: it does not.
+        Stopped: whoever waits for it has stopped it.
+    """
+    ids = range(tokenizer.vocab_size)
+    asked = {
+        "grammar": compiled,
+        "tokens": [tokenizer.decode_bytes([token]).decode("latin-1") for token in ids],
+        "special": [token for token in ids if tokenizer.is_special_token(token)],
+        "eos": tokenizer.eos_tokens,
+        "seconds": SECONDS,
+        "memory": MEMORY,
+    }
+    _check_apart(json.dumps(asked), what)
+
+
+@lru_cache(maxsize=1)  # each lane of a race asks
+def _check_apart(asked: str, what: str) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("compile_grammar.py"))]
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, text=True) as process:
+        try:
+            assert process.stdin is not None
+            with suppress(OSError), process.stdin:  # it may have ended already
+                process.stdin.write(asked)
+            while process.poll() is None:
+                check_stopped()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+        finally:
+            process.kill()
+    if process.returncode:
+        raise BadInput(
+            f"The {what} cannot be used: compiling it takes too much time or memory. A large multipleOf, patterns that "
+            "must hold together, deep nesting and long chains of references do that."
+        )
 
 
 def _reason(error: object) -> str:

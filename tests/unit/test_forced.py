@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.race import decoding_of, start
 from specdemo.racing.summary import report
+from specdemo.system.progress import Stopped, attended
 from specdemo.types import MAX_K, BadInput, Draft, DraftOutcome, Settings, TokenKind, Verdict
 from tests.unit.enumerate_decode import VerifyFn, distance, emitted_distribution
 from tests.unit.toys import (
@@ -511,6 +513,63 @@ def test_what_cannot_be_satisfied_in_the_middle_of_a_text_is_said() -> None:
     constraint.advance([1])
     with pytest.raises(BadInput, match=r"cannot be followed any further: no text can satisfy it\.$"):
         constraint.allowed(VOCAB)
+
+
+# What it may cost ------------------------------------------------------------------------------------------
+
+CHAIN = "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in range(6000)) + '\nr6000: "a"'
+COSTLY = {
+    "time": '{"type": "integer", "multipleOf": 100000007}',
+    "together": json.dumps({"allOf": [{"type": "integer", "multipleOf": n} for n in (101, 103, 107, 109)]}),
+    "in a grammar": 'start: %json {"type": "integer", "multipleOf": 100000007}',
+    "escaped": '{"type": "integer", "multiple\\u004ff": 100000007}',
+    "stack": CHAIN,  # it ended the whole process
+}
+
+
+@pytest.mark.parametrize("grammar", COSTLY.values(), ids=[*COSTLY])
+def test_a_grammar_that_costs_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, grammar: str) -> None:
+    monkeypatch.setattr("specdemo.decoding.constraint.SECONDS", 0.2)
+    with pytest.raises(BadInput, match="compiling it takes too much time or memory"):
+        Constraint.of(grammar, letters())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no such limit")
+def test_its_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdemo.decoding.constraint.MEMORY", 1)
+    with pytest.raises(BadInput, match="compiling it takes too much time or memory"):
+        Constraint.of("start: /a|b/\n" + "//" * 1000, letters())
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The processes that are started."""
+    begun: list[subprocess.Popen[str]] = []
+
+    class Recorded(subprocess.Popen[str]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    return begun
+
+
+def test_it_is_tried_apart_once_and_only_where_it_may_cost_much(started: list[subprocess.Popen[str]]) -> None:
+    Constraint.of(json.dumps(SCHEMA), characters())
+    Constraint.of(GRAMMAR, letters())
+    assert not started
+    for _ in range(3):
+        constraint = Constraint.of('{"type": "integer", "minimum": 10, "maximum": 98, "multipleOf": 7}', characters())
+        assert constraint.advance(characters().tokenize_str("98")) == len(characters().tokenize_str("98"))
+        assert constraint.finished
+    assert [process.returncode for process in started] == [0]
+
+
+def test_the_trial_ends_when_it_is_stopped(started: list[subprocess.Popen[str]]) -> None:
+    with attended(lambda: bool(started)), pytest.raises(Stopped):
+        Constraint.of(COSTLY["time"], letters())
+    assert started[0].returncode
 
 
 @pytest.mark.sampled(3)
