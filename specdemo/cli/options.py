@@ -202,7 +202,7 @@ def read_text(path: Path) -> str:
         BadInput: it cannot be read or is empty.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # PowerShell begins files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {reason(error)}.") from error
     if not text.strip():

@@ -602,6 +602,15 @@ def test_a_deep_file_is_refused(tmp_path: Path) -> None:
         read_grammar(path, None)
 
 
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    """As PowerShell writes it."""
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "string"}', encoding="utf-8-sig")
+    grammar.write_text("start: /a/", encoding="utf-8-sig")
+    assert read_grammar(schema, None) == '{"type": "string"}'
+    assert read_grammar(None, grammar) == "start: /a/"
+
+
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     with pytest.raises(BadInput, match="pip install llguidance"):
