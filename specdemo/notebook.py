@@ -98,7 +98,7 @@ class Race:
 
 def race(
     prompt: str,
-    preset: str = DEFAULT_PRESET,
+    preset: str | Path = DEFAULT_PRESET,
     drafter: str | None = None,
     k: int | str | None = None,
     *,
@@ -125,7 +125,7 @@ def race(
         raise TypeError(f"There is no setting {', '.join(unknown)}. There are: {', '.join(sorted(known))}.")
     if lanes is not None and (drafter, k) != (None, None):
         raise BadInput("Each lane says its own drafter and K: leave out drafter and k.")
-    chosen = find_preset(preset)
+    chosen = find_preset(str(preset))
     asked = chosen.defaults.filled_in({**known, "drafter": drafter, "k": k, **settings})
     request = read_request(prompt=prompt, preset=chosen.name, presets=[chosen.name], lanes=lanes, **asked)
     with warnings.catch_warnings():

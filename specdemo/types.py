@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -352,7 +353,10 @@ def one_of(what: str, value: Any, known: Sequence[str]) -> None:
 
 
 def whole_if_it_is(value: Any) -> Any:
-    """JSON and sliders write 4 as 4.0 at times. Only a float that is a whole number is taken for one."""
+    """JSON and sliders write 4 as 4.0 at times, and numpy has whole numbers of its own. Of floats only one that is a
+    whole number is taken for one."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 

@@ -8,7 +8,7 @@ are for a reader who has never seen this program.
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +22,7 @@ from ..racing.explained import explained
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
 from ..studies.check import Check
 from ..studies.study import ABLE
-from ..types import BadInput
+from ..types import BadInput, one_of, read_k
 from .api import player
 from .budgets import Budgets
 from .engine import Engine
@@ -119,6 +119,9 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         Returns:
             A summary with the race's id.
         """
+        if isinstance(k, str):  # so the schema tells its type
+            with suppress(ValueError):  # refused below
+                k = read_k(k)
         named = {"prompt": prompt, "preset": preset, "drafter": drafter, "k": k, "temperature": temperature}
         asked = {**rest, **named, "max_new_tokens": max_new_tokens, "seed": seed, "readers": 1}
         if drafter is not None and drafter not in DRAFTERS:

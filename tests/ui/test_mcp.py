@@ -109,6 +109,13 @@ def test_a_race_is_run_and_explained(site: str, scripted: Script) -> None:
     assert "not 500" in call(site, "explain_round", round=500, race=found["race"])
 
 
+@pytest.mark.parametrize(("given", "k"), [("3", 3), (3, 3), (3.0, 3), ("auto", "auto")])
+def test_k_is_a_number_a_text_of_one_or_auto(site: str, given: Any, k: Any) -> None:
+    """Its type in the tool's schema is a text."""
+    found = call(site, "race", prompt="one two", k=given, max_new_tokens=8)
+    assert found["k"] == k
+
+
 def test_a_recording_is_explained_without_a_race(site: str) -> None:
     found = call(site, "explain_round", round=2, preset="smollm2-135m")
     assert found["drafted"]
@@ -146,6 +153,8 @@ def test_a_model_is_checked(tmp_path: Path) -> None:
     [
         ({"max_new_tokens": 41}, "from 1 to 40"),
         ({"prompt": " "}, "The prompt is empty"),
+        ({"k": "four"}, "K must be a whole number from 0 to 16, not 'four'. Or choose auto."),
+        ({"k": "17"}, "K must be a whole number from 0 to 16, not 17."),
         ({"preset": "nothing"}, "There is no preset called 'nothing'"),
         ({"drafter": "ngram:4,eagle:2"}, "There is no drafter called 'ngram:4,eagle:2'"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,14 @@ def test_a_model_that_was_saved_again_is_loaded_again(tmp_path: Path) -> None:
     loaded = load(preset_of(tmp_path), "float32", "cpu")
     alone = loaded.model.generate(torch.tensor([loaded.encode("the cat", raw=True)]), max_new_tokens=8, do_sample=False)
     assert loaded.tokenizer.decode(alone[0]).endswith(of_second)
+
+
+def test_a_path_and_numbers_of_numpy_are_taken(tmp_path: Path) -> None:
+    folder = save(tiny("llama", 299), make_tokenizer(), tmp_path / "model")
+    found = race("To be", preset=folder, drafter="prompt-lookup", k=np.int64(4), seed=np.uint8(7), max_new_tokens=3)
+    assert found.request.preset == str(folder)
+    assert (found.request.settings.k, found.request.settings.seed) == (4, 7)
+    assert found.trace
 
 
 @pytest.mark.parametrize(
