@@ -22,7 +22,7 @@ from ..racing.explained import explained
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
 from ..studies.check import Check
 from ..studies.study import ABLE
-from ..types import BadInput, one_of, read_k
+from ..types import BadInput, read_k
 from .api import player
 from .budgets import Budgets
 from .engine import Engine

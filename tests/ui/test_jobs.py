@@ -57,7 +57,7 @@ def test_loading_is_followed_and_the_old_preset_is_freed() -> None:
 def test_a_model_that_was_saved_again_is_loaded_again(tmp_path: Path) -> None:
     script = Script()
     engine = script.engine()
-    engine.add(replace(PRESETS["other"], name="own", target=Folder(tmp_path)))
+    engine.add(replace(PRESETS["other"], name="own", target=Folder(tmp_path)), None)
     for text, loads in (("{}", [False]), (None, [False]), ('{"a": 1}', [True, False])):
         if text:
             (tmp_path / "config.json").write_text(text)
