@@ -78,7 +78,8 @@ class DraftingAhead(ModelDrafter):
         self._threads = torch.get_num_threads() if self._shares and device.type == "cpu" else 1
         self._thread: threading.Thread | None = None
         self._enough = threading.Event()
-        self._known = 0  # tokens that are text, whatever the outcome
+        self._known = 0  # tokens that are text, whatever the outcome of the round that was prepared for,
+        self._written = 0  # and those that were before the present round
         self._branches: list[Branch] = []
         self._seconds = 0.0
         self._hit: Branch | None = None
@@ -108,6 +109,7 @@ class DraftingAhead(ModelDrafter):
         return self.drafter
 
     def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+        self._written = len(context)
         if not self._collect():
             return Draft(ahead=Ahead(False, 0, 0.0))
         prepared = sum(bool(branch.drawn) for branch in self._branches)
@@ -135,7 +137,8 @@ class DraftingAhead(ModelDrafter):
         if self._collect():
             self.drafter.observe(verdict)
             outcome = verdict.accepted, verdict.token_id
-            self._hit = next((branch for branch in self._branches if branch.drawn and branch.outcome == outcome), None)
+            branches = self._branches if self._known == self._written else []  # else it was prepared too late
+            self._hit = next((branch for branch in branches if branch.drawn and branch.outcome == outcome), None)
 
     def release(self) -> None:
         if self._collect():

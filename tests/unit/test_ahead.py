@@ -367,6 +367,44 @@ def test_the_target_goes_on_alone_while_a_drafter_stalls(toy: TableToy, monkeypa
     assert text == without
 
 
+class Late(DraftingAhead):
+    """Its first preparation ends while the target verifies the round after the one that it is for."""
+
+    rounds = 0
+
+    def observe(self, verdict: Verdict) -> None:
+        self.rounds += 1
+        runner: Any = self.drafter.runner
+        if self.rounds == 1:
+            runner.drafted.wait(20)
+        elif self.rounds == 2 and self._thread:
+            runner.goes_on.set()
+            self._thread.join(20)
+        super().observe(verdict)
+
+
+def test_what_was_prepared_too_late_is_no_hit_of_the_next_round(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE", 0.01)
+
+    def stall() -> None:
+        runner: Any = toy.draft_runners[-1]
+        runner.prepared = getattr(runner, "prepared", 0) + 1
+        if runner.prepared == 3:  # something is drafted by now
+            runner.drafted.set()
+            runner.goes_on.wait(20)
+
+    for seed in range(10):
+        monkeypatch.setattr(Troubled, "drafted", threading.Event(), raising=False)
+        monkeypatch.setattr(Troubled, "goes_on", threading.Event(), raising=False)
+        settings = replace(SETTINGS, temperature=1.0, ahead=MAX_AHEAD, seed=seed)
+        events = started(troubled(toy, stall), "draft-model", settings, kind=Late)
+        first, second, third = [event for event in events if isinstance(event, Round)][:3]
+        assert first.drafted
+        assert not second.drafted
+        assert third.ahead is not None
+        assert not third.ahead.hit
+
+
 @pytest.mark.parametrize("after", range(1, 6))
 def test_one_that_is_stopped_leaves_no_thread_and_no_cache(toy: TableToy, after: int) -> None:
     events = started(toy, "draft-model", SETTINGS)
