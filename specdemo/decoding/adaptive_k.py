@@ -168,7 +168,7 @@ class DraftLengthController:
 
     def _forms(self, costs: CostModel, most: int) -> Sequence[bool]:
         """Whether a draft of up to `most` tokens is a tree: what it may be."""
-        return (False, True) if self.tree and min(most, costs.most_k) > 1 else (False,)
+        return (False, True) if self.tree and min(most, costs.most_k(self.readers.count)) > 1 else (False,)
 
     def _learn(self, costs: CostModel, last: Round) -> None:
         """Learn what the draft of the last round cost, and what became of it."""

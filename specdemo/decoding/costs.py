@@ -40,7 +40,6 @@ class CostModel:
         lengths = sorted(seconds)
         # An interruption makes a pass look dear, never cheap, so no pass may cost more than a longer one.
         least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
-        self.most_k = lengths[-1] - 1  # the largest K that auto picks: a pass over it was measured
         self.baseline_seconds = float(least[0])  # of a pass over one token, as the machine is now
         # The cost of a pass by the tokens that it reads; the one at 0 means nothing.
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
@@ -49,6 +48,10 @@ class CostModel:
         self.reading = defaultdict[str, float](float)  # by drafter, the extra cost of a draft per token that it missed
         self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
         self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
+
+    def most_k(self, readers: int = 1) -> int:
+        """The largest K that auto picks for each of several readers: a pass over it was measured."""
+        return len(self.shares(readers)) - 2
 
     def shares(self, readers: int) -> list[float]:
         """What a pass over 0, 1, 2, ... tokens of a reader costs this reader, if several share it; nothing at 0.

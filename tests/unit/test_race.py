@@ -89,7 +89,7 @@ def test_auto_goes_no_further_than_its_engine_is_exact(
     assert toy.costs == {}
     start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
     (costs,) = toy.costs.values()
-    assert costs.most_k == most_k
+    assert costs.most_k() == most_k
 
 
 @pytest.mark.parametrize(("seconds", "tried"), [(0.05, True), (0.11, False)])

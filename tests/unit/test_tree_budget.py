@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.decoding.adaptive_k import DraftLengthController
+from specdemo.decoding.adaptive_k import DraftLengthController, Readers
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
@@ -192,6 +192,15 @@ def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
         for _ in range(2):
             costs.drafts[guesser.name, branching].learn_cost(1, 0.1)
     control = DraftLengthController(AUTO, costs, tree=True)
+    assert (control.choose(100, None, guesser), control.branches) == (1, False)
+
+
+def test_many_readers_draft_chains_where_no_pass_of_three_tokens_each_is_measured() -> None:
+    costs, guesser = CostModel({1: 1.0, 22: 1.0, 44: 1.0}), Guesser([0.9])
+    for branching in (False, True):
+        for _ in range(2):
+            costs.drafts[guesser.name, branching].learn_cost(1, 0.001)
+    control = DraftLengthController(AUTO, costs, tree=True, readers=Readers(22))
     assert (control.choose(100, None, guesser), control.branches) == (1, False)
 
 
