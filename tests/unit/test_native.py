@@ -205,6 +205,20 @@ def test_nothing_finite_becomes_none_in_a_pass():
     assert runner.prefill(PROMPT).isfinite().all()
 
 
+def test_a_guess_whose_values_are_no_numbers_leaves_those_before_it_as_they_are(weights_dtype):
+    """In the same pass, and in a later one after the guess was rejected."""
+    model, guess = copy.deepcopy(tiny_model("llama")), 1
+    model.get_input_embeddings().weight.data[guess] = math.nan
+    for done in range(1, len(PROMPT)):
+        right, runner = (native_runner(model, 16, weights_dtype) for _ in range(2))
+        right.prefill(PROMPT[:done])
+        runner.prefill(PROMPT[:done])
+        expected = right.forward([PROMPT[done]])[0]
+        assert torch.equal(runner.forward([PROMPT[done], guess])[0], expected)
+        runner.rollback(done)
+        assert torch.equal(runner.forward([PROMPT[done]])[0], expected)
+
+
 def test_what_is_no_row_of_the_weights_size_and_type_is_refused(weights_dtype):
     functions = library_for(weights_dtype)
     if functions is None:

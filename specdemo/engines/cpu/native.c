@@ -4,7 +4,7 @@
    ends without waiting: its caller calls `barrier`.
 
    `sum_up` computes every product, those of attention too. So a token's logits are the same bits however many tokens a
-   pass reads, if all numbers are finite: attention to an odd number of tokens multiplies the next one by zero.
+   pass reads.
 
    The cache. Attention is two products, and `sum_up` reads a weight in blocks [inner / STEP, COLUMNS, STEP]. So keys
    and values are stored as the weights of these products:
@@ -285,8 +285,9 @@ static void attend(const Model *m, int index, const Row *rows, const act_t *q, l
                 const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
                 const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
                 const long first = (row * m->heads + kv_head * group + head) * width;
-                /* From here on values are gathered. */
-                const long branch = tree ? max(tree->base / STEP * STEP, even_from) : even_end;
+                /* From here on values are gathered: those of a path, or the last one of an odd number, which would else be
+                   added up with the next token's times zero, and that need not be finite. */
+                const long base = tree ? tree->base : end, branch = max(base / STEP * STEP, even_from);
                 long path[MOST_ROWS], length = 0;
                 float sums[ROWS * COLUMNS], total[ROWS];
                 act_t gathered[(MOST_ROWS + STEP) * COLUMNS];
@@ -306,8 +307,8 @@ static void attend(const Model *m, int index, const Row *rows, const act_t *q, l
                 for (long column = 0; column < width; column += COLUMNS) {
                     const act_t *block = values + column * cache->capacity;
                     sum_up(queries, 0, 0, 0, block + at(even_from, 0), exps + even_from, stride, branch - even_from, sums);
-                    if (tree) {
-                        gather(block, branch, tree->base, end, path, gathered);
+                    if (branch < even_end) {
+                        gather(block, branch, base, end, path, gathered);
                         sum_up(queries, 0, 0, 1, gathered, exps + branch, stride, even_end - branch, sums);
                     }
                     for (long r = 0; r < queries; r++)
