@@ -96,7 +96,8 @@ class NativeLayers:
         out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
         assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
         products = [_packed(one) for layer in layers for one in layer.products]
-        self.library = next((one.library for one in products if one.library.quantized), out.library)
+        assert len({one.library.dtype for one in products}) == 1, "all are packed for the same type, see `can_run`"
+        self.library = max((one.library for one in products), key=lambda library: library.quantized)
         self.hidden = out.shape[0]
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._takes_second_input = second_input_norm is not None
@@ -186,7 +187,10 @@ def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
 
     Their attention and activations are the same. `Linear.of` needs the right `parts`: heads for qkv; gate and up.
     """
-    if not all(isinstance(one.multiply, PackedLinear) for one in [head, *chain(*(layer.products for layer in layers))]):
+    products = [head, *chain(*(layer.products for layer in layers))]
+    if not all(isinstance(one.multiply, PackedLinear) for one in products):
+        return False
+    if len({_packed(one).library.dtype for one in products}) > 1:  # of quantized weights it is that of the others
         return False
     sizes = {(_packed(layer.qkv).sizes, _packed(layer.out).sizes) for layer in layers}
     activations = {layer.activate for layer in layers}

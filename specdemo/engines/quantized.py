@@ -23,6 +23,8 @@ NARROW = 16  # numbers that share a scale where it is a level and there are no l
 SUPER = 256  # numbers that share a unit
 AT_ONCE = 1 << 24  # bytes of a GGUF file's weight that are unpacked at a time: it takes several times as many
 
+KINDS = {2, 3, 4, 6, 7, 8}  # that `quantized.h` knows, see `Quantized.kind`
+
 Numbers = NDArray[Any]
 
 
@@ -41,6 +43,30 @@ class Quantized:
     lows: Tensor | None = None
     scale_units: Tensor | None = None
     low_units: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parts, which may come from a file, since C cannot.
+
+        Raises:
+            ValueError: one has another shape or type than the others ask for, or is missing.
+        """
+        if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype not in (torch.int32, torch.int16):
+            raise ValueError("the codes of a quantized weight are no rows of 4 or 8 bits")
+        outer, inner = self.shape
+        levels = torch.float16 if self.scale_units is None else torch.int8 if self.lows is None else torch.uint8
+        right = {  # the type of a part, and for how many numbers it has one
+            "codes": (self.codes.dtype, inner // self.codes.shape[1]),
+            "scales": (levels, NARROW if levels == torch.int8 else GROUP),
+            "lows": (levels, GROUP),
+            "scale_units": (torch.float16, SUPER),
+            "low_units": (torch.float16, SUPER),
+        }
+        for name, part in self.parts().items():
+            dtype, numbers = right[name]
+            if part.dtype != dtype or part.shape != (outer, inner / numbers):
+                raise ValueError(f"the {name} of a quantized weight do not go with its codes")
+        if self.kind not in KINDS or (self.low_units is None) != (self.lows is None or self.scale_units is None):
+            raise ValueError("a quantized weight lacks lows or units")
 
     @property
     def bits(self) -> int:

@@ -155,7 +155,9 @@ def read_weights(
     checkpoint: Checkpoint, files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> StoredWeights | None:
     """A model's weights, read without transformers' model; None if that is needed to read or run them."""
-    return StoredWeights.of(files, checkpoint.config, dtype, device) if knows(checkpoint.config) else None
+    if not knows(checkpoint.config):
+        return None
+    return StoredWeights.of(files, checkpoint.config, dtype, device, checkpoint.source.has_gguf)
 
 
 def open_model(

@@ -149,7 +149,12 @@ class StoredWeights(Mapping[str, Weight]):
 
     @classmethod
     def of(
-        cls, files: list[Path], config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+        cls,
+        files: list[Path],
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        of_ours: bool = False,
     ) -> StoredWeights | None:
         """Open the files; None if they do not hold exactly the weights of this configuration.
 
@@ -158,6 +163,7 @@ class StoredWeights(Mapping[str, Weight]):
 
         Args:
             dtype: the type that the weights are converted to.
+            of_ours: the files were written by `converted`, so that as stored some may be quantized.
         """
         stored = cls(shapes(config), dtype, device)
         gpt2 = config.model_type == "gpt2"
@@ -166,7 +172,8 @@ class StoredWeights(Mapping[str, Weight]):
         experts: dict[str, JointExperts] = {}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
-            for stated, tensors in groupby(sorted(file.keys()), lambda tensor: tensor.partition(SEPARATOR)[0]):
+            names = [name for name in sorted(file.keys()) if SEPARATOR not in name or (of_ours and dtype == AS_STORED)]
+            for stated, tensors in groupby(names, lambda tensor: tensor.partition(SEPARATOR)[0]):
                 name, place = joint_name(text_name(stated))
                 ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
                 if ours in known and place is not None:

@@ -396,6 +396,15 @@ def test_its_threads_are_torchs_own():
     assert len({line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line or "/libomp" in line}) == 1
 
 
+def test_weights_that_were_packed_for_two_libraries_run_by_torch():
+    """Each library has a layout of its own."""
+    model, other = (FusedModel.of(tiny_model("llama"), dtype) for dtype in (torch.float32, torch.float16))
+    native_runner(tiny_model("llama"), 16)
+    assert native.native_model(model) is not None
+    mixed = replace(model.layers[0], down=other.layers[0].down)
+    assert native.native_model(replace(model, layers=(mixed, *model.layers[1:]))) is None
+
+
 def test_a_shape_that_it_does_not_know_runs_by_torch(rounding):
     config = AutoConfig.for_model(
         "llama", hidden_size=33, num_attention_heads=1, num_key_value_heads=1, head_dim=8, intermediate_size=7

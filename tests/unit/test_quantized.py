@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +34,7 @@ from specdemo.racing.race import start
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import AUTO, BadInput, DraftOutcome, Settings
 
-from .checkpoints import blocks_of, preset_of, save, tiny, write_gguf, write_wheel
+from .checkpoints import blocks_of, make_tokenizer, preset_of, save, tiny, write_gguf, write_wheel
 from .toys import ids_of, rounds_of, texts_drafted_and_not, untrained_heads
 
 LIBRARY = library_for(UNQUANTIZED, quantized=True)
@@ -100,6 +101,43 @@ def test_packing_puts_the_outputs_of_a_block_beside_one_another(outer: int, dtyp
         part = torch.randn(outer, size).mul(50).to(dtype)
         blocks = F.pad(part, (0, 0, 0, -outer % LIBRARY.columns)).unflatten(0, (-1, LIBRARY.columns))
         assert torch.equal(LIBRARY.packed_columns(part), blocks.transpose(1, 2)), size
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_parts_that_do_not_go_together_are_refused(kind: str) -> None:
+    """C reads as many numbers of each as the codes ask for."""
+    parts = stored(kind)[0].parts()
+    wrong = [{**parts, name: part[:-1]} for name, part in parts.items()]
+    wrong += [{**parts, name: part[:, :-1]} for name, part in parts.items()]
+    wrong += [{**parts, name: part[0]} for name, part in parts.items()]
+    wrong += [{**parts, name: part[:, :0]} for name, part in parts.items()]
+    wrong += [{**parts, name: part.view(torch.bfloat16)} for name, part in parts.items() if part.dtype == UNQUANTIZED]
+    wrong += [{**parts, "codes": parts["codes"].view(torch.uint8)}, {**parts, "codes": parts["codes"][:, :-1]}]
+    wrong += [{other: one for other, one in parts.items() if other != name} for name in parts if "unit" in name]
+    if parts["codes"].dtype == torch.int32:
+        wrong += [{other: one for other, one in parts.items() if other not in ("lows", "low_units")}]
+    for each in wrong:
+        with pytest.raises(ValueError, match="quantized weight"):
+            Quantized(**each)
+
+
+def written_by_others(folder: Path, kind: str = "Q4_0") -> Path:
+    """A folder whose safetensors file claims to have a weight that is quantized, with scales of another shape."""
+    tokenizer = make_tokenizer()
+    save(tiny("llama", len(tokenizer)), tokenizer, folder)
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj.weight"
+    numbers = tensors.pop(name).numpy()
+    parts = of_blocks(blocks_of(numbers, kind), kind).parts()
+    tensors |= {f"{name}:{part}": numbers[:, :1].contiguous() for part, numbers in parts.items()}
+    tensors[f"{name}:codes"] = parts["codes"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "stored"])
+def test_the_files_of_others_have_no_quantized_weights(tmp_path: Path, dtype: str) -> None:
+    with pytest.raises((LoadError, BadInput), match=r"lacks weights|has no quantized weights"):
+        load(preset_of(written_by_others(tmp_path / "model")), dtype, "cpu")
 
 
 def test_the_parts_of_a_product_may_be_of_different_kinds() -> None:

@@ -146,6 +146,8 @@ class PackedLinear:
         """
         weights = [weight] if isinstance(weight, Tensor) else weight
         outer, inner = sum(map(len, weights)), weights[0].shape[1]
+        assert all(one.dtype == library.dtype and one.shape[1] == inner for one in weights), "C cannot check them"
+        assert outer % parts == inner % library.step == 0, "parts and steps are whole"
         self.library, self.shape = library, (outer, inner)
         self.dtype = compute_dtype(library.dtype, torch.device("cpu"))
         self.sizes = parts, outer // parts, inner

@@ -162,6 +162,8 @@ static void sum_quantized(int rows, const Part *p, long block, const Inputs *in,
 #if ROWS > 6
         KINDS(7) KINDS(8) KINDS(9)
 #endif
+    default: /* `Quantized` has no others; what is not computed is no number */
+        for (long i = 0; i < rows * COLUMNS; i++) sums[i] = NAN;
     }
 #undef CASE
 #endif
