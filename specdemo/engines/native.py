@@ -94,13 +94,17 @@ class NativeLayers:
             normed: the inputs of each layer are normed already, so its attention norm is left out.
         """
         out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
-        assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
+        assert qkv.sizes[:2] == (heads + 2 * kv_heads, width), "the parts of qkv are heads"
+        assert kv_heads > 0, "C divides by them"
+        assert heads % kv_heads == 0, "heads share keys evenly"
+        assert out.sizes[2] == heads * width, "it reads all heads"
         products = [_packed(one) for layer in layers for one in layer.products]
         assert len({one.library.dtype for one in products}) == 1, "all are packed for the same type, see `can_run`"
         self.library = max((one.library for one in products), key=lambda library: library.quantized)
         self.hidden = out.shape[0]
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._takes_second_input = second_input_norm is not None
+        assert qkv.sizes[2] == self.hidden * (1 + self._takes_second_input), "it reads what the layers write"
         self._held: list[Tensor | PackedLinear] = []  # the structures hold their addresses
         described = [self._layer(layer, second_input_norm, normed) for layer in layers]
         self._layers = (library.Layer * self.depth)(*described)
@@ -116,6 +120,9 @@ class NativeLayers:
     def _layer(self, layer: layout.Layer, second_input_norm: Norm | None, normed: bool) -> library.Layer:
         first = second_input_norm, None if normed else layer.attention_norm
         norms = *first, *(layer.head_norms or (None, None)), layer.out_norm, layer.mlp_norm, layer.down_norm
+        assert layer.window >= 0, "C would look for keys behind the cache"
+        ends = {(_packed(up).sizes[2], _packed(down).sizes[1]) for up, down in layer.mlps}
+        assert ends == {(self.hidden, self.hidden)}, "an MLP reads and writes the residual stream"
         router, up, down = layer.router, self.products(layer.up), self.products(layer.down)
         return library.Layer(
             *map(self.norm, norms),
@@ -199,7 +206,7 @@ def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
     ((_, head_width, _), _), gated = sizes.pop(), activations != {gelu}
     mlps = [{(_packed(up).sizes, _packed(down).sizes) for up, down in layer.mlps} for layer in layers]
     divided = all(up[:2] == (2 if gated else 1, down[2]) for of_layer in mlps for up, down in of_layer)
-    chosen = all(layer.router is None or layer.router.used <= len(layer.mlps) for layer in layers)
+    chosen = all(layer.router is None or 0 < layer.router.used <= len(layer.mlps) for layer in layers)
     alike = chosen and max(map(len, mlps)) == 1  # the experts of a layer
     return divided and alike and head_width == width and width % (2 * _packed(head).library.step) == 0
 

@@ -28,6 +28,7 @@ from ..system.hardware import AS_STORED, compute_dtype, unquantized
 from .errors import wrap_load_errors
 from .hub_token import hub_token
 from .on_hub import download_bar, file_of
+from .sizes import check_sizes, check_together
 from .source import Source, weights_file
 from .store import LoadError, Progress, ignore, read_object
 from .text_part import described
@@ -93,6 +94,9 @@ def find_checkpoint(
     place = source.place(dtype, progress)
     name_or_path, revision = place.name_or_path, place.revision
     with wrap_load_errors(source):
+        file = partial(file_of, name_or_path, revision)
+        if (stated := file("config.json")) is not None:
+            check_sizes(json.loads(stated.read_text(encoding="utf-8")))
         config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if place.of_ours else None
         options = _options(revision)
         if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
@@ -100,6 +104,7 @@ def find_checkpoint(
         if config is None or not knows(config):  # transformers has to read it
             config = described(name_or_path, options)["config"]
         check_rolls_back(config, source)
+        check_together(config)
         if beside is not None and place.of_ours and same_tokenizer(beside.name_or_path, name_or_path):
             tokenizer: Any = beside.tokenizer
         elif place.of_ours:
@@ -108,7 +113,7 @@ def find_checkpoint(
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
-        eos = _stated_eos(partial(file_of, name_or_path, revision), config)
+        eos = _stated_eos(file, config)
         return Checkpoint(source, name_or_path, revision, place.variant, place.identity, config, tokenizer, eos)
 
 

@@ -40,7 +40,7 @@ from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint, stored_size
 from .errors import causes
 from .mtp import find_mtp
-from .placement import ModelPart, plan
+from .placement import ModelPart, check_files, plan
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of
 from .store import LoadError, Progress, ignore
@@ -273,6 +273,8 @@ def _load(
     ]
     where = plan(parts, chosen_device, None if instead_of is None else instead_of.held, draft_device)
     files = [fetch_weights(found, progress) for found in (target, *drafts)]
+    for part, its_files in zip(parts, files, strict=True):
+        check_files(part, its_files)
     check_kept(target.source, chosen_dtype, chosen_dtype == AS_STORED and have_quantized(files[0]))
     if instead_of is not None and where.replaces:
         progress(None, MAKING_ROOM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -173,6 +174,20 @@ def _in_main_memory(parts: Sequence[ModelPart], device: torch.device, held: Mapp
     if device.type != "cpu" or room < target.least:
         raise _too_large(parts, needed, most, "memory")
     return DevicePlan(devices, {"cpu": room}, on_disk=target.weights - room, replaces=held is not None)
+
+
+def check_files(part: ModelPart, files: Sequence[Path]) -> None:
+    """Refuse files that are too small for a model: transformers makes memory for what they lack before it is missed.
+
+    Raises:
+        LoadError: they have less than a bit for each of its weights.
+    """
+    size = sum(file.stat().st_size for file in files)
+    if part.numbers > 8 * size:
+        raise LoadError(
+            f"{part.name} lacks weights: its configuration asks for {part.numbers:,} numbers, but its files have "
+            f"{size:,} bytes."
+        )
 
 
 def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> None:

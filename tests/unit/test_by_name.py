@@ -199,7 +199,7 @@ MODELS = {  # refused when they are looked at
     "code of its own": ("code", "needs code from its own repository, which is never run here"),
     "no tokenizer": ("silent", "cannot be loaded: "),
     "pickled weights": ("pickled", "has no weights in safetensors"),
-    "truncated weights": ("truncated", "cannot be loaded: "),
+    "truncated weights": ("truncated", "lacks weights: its configuration asks for"),
     "no GGUF file": ("false.gguf", "is not a GGUF file"),
     "half a GGUF file": ("half.gguf", "is not whole"),
 }
