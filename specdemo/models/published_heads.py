@@ -100,9 +100,10 @@ def _checked(source: Source, drafter: str, target: Checkpoint, progress: Progres
     norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
     network = cast("type[HeadDrafter]", drafter_class(drafter)).network
-    PublishedHead(source.head_folder(), network.kind, sizes)  # checks the configuration
-    folder = _fetched(source, progress)
-    load_published(folder, network, sizes, weights=False)  # checks the tensors
+    with wrap_load_errors(f"The head {source}"):
+        PublishedHead(source.head_folder(), network.kind, sizes)  # checks the configuration
+        folder = _fetched(source, progress)
+        load_published(folder, network, sizes, weights=False)  # checks the tensors
     return folder
 
 

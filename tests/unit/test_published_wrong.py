@@ -249,6 +249,30 @@ def test_a_wrong_head_is_refused_in_a_sentence(
     assert str(refused.value) == f"{NAME} {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("make", "change", "words"),
+    [
+        (published.dflash, {"sliding_window": -1000001}, "has no whole number sliding_window"),
+        (published.dflash, {"num_hidden_layers": 10**9}, "has no whole number num_hidden_layers"),
+        (published.dflash, {"dflash_config": "a"}, "dflash_config is 'a'"),
+        (published.eagle3, {"architectures": 5}, "architectures is 5"),
+        (published.medusa, {"medusa_num_layers": 10**9}, "needs whole numbers medusa_num_heads and medusa_num_layers"),
+        (published.library_eagle3, {"transformer_layer_config": [1]}, "transformer_layer_config is"),
+        (published.library_eagle3, {"speculators_config": {"verifier": [1]}}, ""),
+    ],
+)
+def test_settings_that_no_head_has_are_refused_before_memory_is_taken(
+    tmp_path: Path, make: Callable[[int], tuple[Config, Tensors]], change: Config, words: str
+) -> None:
+    config, tensors = make(MODEL_VOCAB)
+    kind, folder = format_of(config, NAME).kind, write(tmp_path / "it", {**config, **change}, tensors)
+    if words:
+        with pytest.raises(BadInput, match=words):
+            fetched(folder, kind)
+    else:
+        fetched(folder, kind)
+
+
 def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"^{NAME} is EAGLE-3, which drafts as eagle and not as block.$"):
         fetched(write(tmp_path / "it", *published.eagle3(MODEL_VOCAB)), "block")

@@ -51,6 +51,7 @@ FORMATS = (
     Format("EAGLE-3 of DeepSpec", "eagle", "eagle3", "target_layer_ids"),
     Format("Medusa", "medusa", "medusa"),
 )
+TABLES = "dflash_config", "transformer_layer_config", "speculators_config", "eagle_config"  # settings with settings
 MASKS = "mask_token_id", "pard_token", "ptd_token_id"  # the settings of P-EAGLE that name its mask token, as in vLLM
 
 
@@ -76,6 +77,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadInput(f"The file {path} cannot be read: {error}.") from error
     if not isinstance(config, dict):
         raise BadInput(f"The file {path} is not the configuration of a model.")
+    for name, kind in {**dict.fromkeys(TABLES, dict), "architectures": list}.items():
+        if not isinstance(config.get(name) or kind(), kind):
+            raise BadInput(f"The file {path} has settings that are not read here: {name} is {config[name]!r}.")
     return config
 
 
@@ -90,8 +94,9 @@ def format_of(config: Config, name: str) -> Format:
         if f"speculators {method}" not in by_name:
             known = ", ".join(found.method for found in FORMATS if found.library)
             raise BadInput(f"{name} is of the speculators kind {method!r}, which is not read here: {known} are.")
-        verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-        return by_name[f"speculators {method}"]._replace(target=verifier.get("name_or_path"))
+        verifier = (config.get("speculators_config") or {}).get("verifier")
+        target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+        return by_name[f"speculators {method}"]._replace(target=target)
     architectures = " ".join(map(str, config.get("architectures") or ()))
     block, found = config.get("dflash_config"), None
     if block is not None or "DFlash" in architectures or "DSpark" in architectures:

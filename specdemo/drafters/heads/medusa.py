@@ -16,6 +16,7 @@ from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import Head
 from .published import PublishedHead
+from .published_shape import MOST_LAYERS
 from .ready import HeadPasses
 
 
@@ -79,7 +80,7 @@ class MedusaHead(Head):
         """See `Head`. Place i has the tensors `i.j.linear` of its blocks j, and its output after them."""
         name, config, target, take = published.name, published.config, published.target, published.take
         stated = config.get("medusa_num_heads") or config.get("num_heads"), config.get("medusa_num_layers", 1)
-        if not all(isinstance(number, int) and number > 0 for number in stated):
+        if not all(isinstance(number, int) and 0 < number <= MOST_LAYERS for number in stated):
             raise BadInput(f"{name} needs whole numbers medusa_num_heads and medusa_num_layers, but it has {stated}.")
         if target.final_norm is None:
             raise BadInput(

@@ -18,8 +18,9 @@ from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
 FULL, SLIDING = "full_attention", "sliding_attention"
 # The description of a field is what is said of a head that has another value there.
 NUMBER = "has no whole number {name} in its configuration: {value!r}"
-Whole = Annotated[int, Field(strict=True, ge=1, description=NUMBER)]
-WholeOr0 = Annotated[int, Field(strict=True, ge=0, description=NUMBER)]
+MOST, MOST_LAYERS = 2**24, 100  # no head has larger sizes or more layers
+Whole = Annotated[int, Field(strict=True, ge=1, le=MOST, description=NUMBER)]
+WholeOr0 = Annotated[int, Field(strict=True, ge=0, le=MOST, description=NUMBER)]
 
 
 class PublishedConfig(BaseModel):
@@ -30,13 +31,13 @@ class PublishedConfig(BaseModel):
     vocab_size: Whole
     num_attention_heads: Whole
     intermediate_size: Whole
-    num_hidden_layers: Whole = 1
+    num_hidden_layers: Annotated[Whole, Field(le=MOST_LAYERS, description=NUMBER)] = 1
     num_key_value_heads: WholeOr0 = 0  # or as many as those of queries
     head_dim: WholeOr0 = 0  # or the hidden size divided by the heads
     hidden_act: Literal["silu"] = Field("silu", description="has the activation {value!r}; only 'silu' is read here")
     rms_norm_eps: float = 1e-6
     layer_types: list[str] = []
-    sliding_window: int = 0
+    sliding_window: WholeOr0 = 0
     rope_theta: float = ROPE_THETA
     rope_parameters: dict[str, Any] = {}
     rope_scaling: dict[str, Any] = {}  # the older name
@@ -65,7 +66,7 @@ class PublishedConfig(BaseModel):
     markov_head_type: Literal["vanilla"] = Field(
         "vanilla", description="has a Markov head of the type {value!r}; only 'vanilla' is read here"
     )
-    markov_rank: int | None = None
+    markov_rank: WholeOr0 | None = None
     sample_from_anchor: bool | None = None
     # DFlash 2
     conv_kernel_size: Whole = 2
