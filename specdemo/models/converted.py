@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
-from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_header, completed, read_header
+from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_complete, check_header, completed, read_header
 from .gguf_tokenizer import build_tokenizer, check_tokenizer, end_ids
 from .source import GGUF, Place, Source, weights_file
 from .store import (
@@ -196,6 +196,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     with gguf.open("rb") as file:
         header = read_header(file)
     check_header(name, header)
+    check_complete(name, header, gguf.stat().st_size)
     check_tokenizer(name, header.fields)
     tokenizer = build_tokenizer(name, header.fields)
     with READING, _read_quickly():

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from math import log, prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .sizes import MOST, MOST_LAYERS, MOST_TOKENS
 from .store import LoadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 STRING, ARRAY = 8, 9
+LONGEST = 2**26  # bytes of a string or of an array of numbers
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Tensors that divide the frequencies: those of every text, or of texts longer and not longer than the original context.
 ALWAYS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -36,16 +38,30 @@ WHOLE = {*READ, "gpt2"}  # of whose weights some are several tensors, or no rows
 PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate only the first part of a head
 TWO_ROPES = {"gemma3", "gemma4"}  # layers with a sliding window have a rotation of their own, which is not rescaled
 SLIDING = {"gemma2", "gpt-oss", *TWO_ROPES}  # have such layers
+# The least and the largest that a size can be, or each item of a list of them; of some 0 stands for none.
+SIZES = {
+    "block_count": (1, MOST_LAYERS),
+    "context_length": (1, MOST_TOKENS),
+    "attention.sliding_window": (0, MOST_TOKENS),
+}
+SIZES |= dict.fromkeys(("embedding_length", "vocab_size", "attention.key_length", "attention.value_length"), (1, MOST))
+SIZES |= dict.fromkeys(("feed_forward_length", "attention.head_count", "attention.head_count_kv"), (0, MOST))
+SIZES |= dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"), (0, MOST))
 LARGE = {"gemma2": 46, "gemma3": 62}  # the number of layers of the models that divide products by another width
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The metadata of a GGUF file by its keys, and by their names the shapes and types of its tensors."""
+    """The metadata of a GGUF file by its keys, and by their names the shapes, types and places of its tensors.
+
+    A place is counted in bytes from the first multiple of `general.alignment` after the header, which ends at `end`.
+    """
 
     fields: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     kinds: dict[str, int] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    end: int = 0
 
     @property
     def numbers(self) -> int:
@@ -70,24 +86,26 @@ def read_header(file: BinaryIO) -> Header:
     """
     try:
         return _read(file)
-    except (struct.error, KeyError, UnicodeDecodeError, MemoryError, OverflowError) as error:  # sizes may be wrong
+    except (struct.error, KeyError, UnicodeDecodeError, RecursionError) as error:  # sizes may be wrong
         raise ValueError("The header of the GGUF file is not whole.") from error
 
 
 def _read(file: BinaryIO) -> Header:
-    def take_all(form: str) -> tuple[Any, ...]:
-        size = struct.calcsize("<" + form)
-        return struct.unpack("<" + form, file.read(size))
+    end = 0
 
-    def take(form: str) -> Any:
-        return take_all(form)[0]
-
-    def text() -> str:
-        size = take("Q")
-        content = file.read(size)
+    def read(size: int) -> bytes:
+        nonlocal end
+        content = file.read(size) if size <= LONGEST else b""
         if len(content) < size:
             raise struct.error
-        return content.decode("utf-8")
+        end += size
+        return content
+
+    def take(form: str) -> Any:
+        return struct.unpack("<" + form, read(struct.calcsize("<" + form)))[0]
+
+    def text() -> str:
+        return read(take("Q")).decode("utf-8")
 
     def value(kind: int) -> Any:
         if kind == STRING:
@@ -96,10 +114,11 @@ def _read(file: BinaryIO) -> Header:
             return take(SCALARS[kind])
         inner, count = take("I"), take("Q")
         if inner in SCALARS:
-            return [*take_all(f"{count}{SCALARS[inner]}")]
+            size = struct.calcsize("<" + SCALARS[inner])
+            return [*struct.unpack(f"<{min(count, LONGEST)}{SCALARS[inner]}", read(count * size))]
         return [value(inner) for _ in range(count)]
 
-    if file.read(4) != b"GGUF":
+    if read(4) != b"GGUF":
         raise ValueError("It is not a GGUF file: it does not begin as one does.")
     if take("I") < 2:
         raise ValueError("It is a GGUF file of version 1, which is not read any more.")
@@ -108,12 +127,12 @@ def _read(file: BinaryIO) -> Header:
     for _ in range(count):
         key = text()
         fields[key] = value(take("I"))
-    shapes, kinds = {}, {}
+    shapes, kinds, places = {}, {}, {}
     for _ in range(tensors):
         name = text()
         shapes[name] = tuple(take("Q") for _ in range(take("I")))
-        kinds[name], _place = take("I"), take("Q")
-    return Header(fields, shapes, kinds)
+        kinds[name], places[name] = take("I"), take("Q")
+    return Header(fields, shapes, kinds, places, end)
 
 
 # Its configuration ----------------------------------------------------------------------------------------
@@ -127,12 +146,56 @@ def check_header(name: str, header: Header) -> None:
     Raises:
         LoadError: naming what it lacks, or a field of its header that a configuration cannot express.
     """
+    from gguf import GGMLQuantizationType
+
+    if header.fields.get("general.type") == "adapter" or "adapter.type" in header.fields:
+        raise LoadError(f"{name} is a LoRA adapter, which changes a model and is none.")
+    if not header.shapes:
+        raise LoadError(f"{name} is a vocabulary without weights.")
+    _check_sizes(name, header)
+    known = {int(kind) for kind in GGMLQuantizationType}
+    for tensor, kind in header.kinds.items():
+        if kind not in known:
+            raise LoadError(
+                f"{name} cannot be loaded: its tensor {tensor} is stored in a type ({kind}) that is not known."
+            )
     if (unknown := next(_unknown(header), None)) is not None:
         raise LoadError(f"{name} cannot be run here, because its rotary embedding is not known: {unknown}.")
     for tensor in header.shapes:
         for half, other in (EXPERTS, EXPERTS[::-1]):
             if (needed := tensor.replace(half, other)) not in header.shapes:  # transformers would use zeros
                 raise LoadError(f"{name} lacks weights: it has {tensor} and no {needed}.")
+
+
+def _check_sizes(name: str, header: Header) -> None:
+    if not isinstance(header.fields.get("general.architecture"), str):
+        raise LoadError(f"{name} does not say which kind of model it is: it has no general.architecture.")
+    for key, (least, most) in SIZES.items():
+        value = header.of_model(key)
+        for size in [] if value is None else value if isinstance(value, list) else [value]:
+            if type(size) is not int or not least <= size <= most:
+                raise LoadError(f"{name} cannot be loaded: its {key} is {size!r}, not from {least} to {most}.")
+
+
+def check_complete(name: str, header: Header, size: int) -> None:
+    """Refuse a GGUF file that ends before its tensors do.
+
+    Args:
+        size: bytes of the file.
+    Raises:
+        LoadError: so it is.
+    """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    unit, needed = header.fields.get("general.alignment", 32), header.end
+    if type(unit) is not int or unit < 1:
+        raise LoadError(f"{name} cannot be loaded: its general.alignment is {unit!r}.")
+    for tensor, kind in header.kinds.items():
+        numbers, bytes_each = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        begin = -(-header.end // unit) * unit + header.places[tensor]
+        needed = max(needed, begin + prod(header.shapes[tensor]) // numbers * bytes_each)
+    if size < needed:
+        raise LoadError(f"{name} is incomplete: it has {size:,} of {needed:,} bytes. Download it again.")
 
 
 def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], list[float]]) -> PreTrainedConfig:

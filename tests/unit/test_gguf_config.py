@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import filecmp
 import math
+import re
+import struct
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from gguf import GGUFWriter
 from torch import Tensor
 
 from specdemo.engines.families import knows
 from specdemo.models import converted, gguf_weights
 from specdemo.models.gguf import Header, check_header, completed, read_header
 from specdemo.models.loaded import load
+from specdemo.models.presets import Preset
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
@@ -261,7 +268,7 @@ def test_a_file_with_weights_that_the_model_has_no_place_for_is_refused(
 def header_of(kind: str, fields: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> Header:
     stated = {"embedding_length": 64, "attention.head_count": 2, "context_length": 256, **fields}
     named = {f"{kind}.{field}": value for field, value in stated.items()}
-    return Header({"general.architecture": kind, **named}, tensors or {})
+    return Header({"general.architecture": kind, **named}, tensors or {"output_norm.weight": (64,)})
 
 
 REFUSED: dict[str, tuple[Header, str]] = {
@@ -307,6 +314,99 @@ def test_a_refusal_comes_before_the_conversion_and_keeps_nothing(gguf: Gguf, tmp
         with pytest.raises(LoadError, match=r"llama\.rope\.scaling\.type is dynamic\.$"):
             look(preset_of(gguf), "float32", "cpu")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"]
+
+
+# Damaged files, and files of other things ----------------------------------------------------------------------------
+
+
+def refusal_of(gguf: Gguf, look: Callable[[Preset], Any] = load) -> str:
+    with pytest.raises(LoadError) as refused:
+        look(preset_of(gguf))
+    return str(refused.value)
+
+
+def test_a_file_that_ends_too_early_is_incomplete(gguf: Gguf) -> None:
+    path = Path(gguf.file)
+    write_gguf(path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 64, len(whole) * 9 // 10):
+        path.write_bytes(whole[:size])
+        words = rf"^{path.name} is incomplete: it has {size:,} of {len(whole):,} bytes\. Download it again\.$"
+        assert re.match(words, refusal_of(gguf))
+    path.write_bytes(whole)
+    load(preset_of(gguf))
+
+
+@pytest.mark.parametrize("kind", [31, 139])
+def test_a_type_that_is_not_known_is_named_with_its_tensor(gguf: Gguf, kind: int) -> None:
+    path, name = Path(gguf.file), b"output_norm.weight"
+    write_gguf(path)
+    whole = bytearray(path.read_bytes())
+    place = whole.find(name) + len(name) + 4 + 8  # after the number of dimensions and one of them
+    whole[place : place + 4] = struct.pack("<I", kind)
+    path.write_bytes(whole)
+    for look in (load, report_on):
+        assert f"its tensor output_norm.weight is stored in a type ({kind}) that is not known." in refusal_of(
+            gguf, look
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "words"),
+    [
+        (
+            {"general.type": "adapter", "adapter.type": "lora"},
+            True,
+            "is a LoRA adapter, which changes a model and is none.",
+        ),
+        ({"general.type": "model"}, False, "is a vocabulary without weights."),
+    ],
+)
+def test_files_of_other_things_are_called_what_they_are(
+    gguf: Gguf, fields: dict[str, str], tensors: bool, words: str
+) -> None:
+    writer = GGUFWriter(gguf.file, "llama")
+    for key, value in fields.items():
+        writer.add_string(key, value)
+    if tensors:
+        writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for look in (load, report_on):
+        assert words in refusal_of(gguf, look)
+
+
+def gguf_bytes(*fields: bytes, count: int | None = None) -> BytesIO:
+    return BytesIO(b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields) if count is None else count) + b"".join(fields))
+
+
+NESTED = struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000
+HUGE = {
+    "arrays in arrays": gguf_bytes(NESTED),
+    "fields": gguf_bytes(count=2**63),
+    **{
+        f"an array of the type {kind}": gguf_bytes(struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, 2**36))
+        for kind in range(13)
+    },
+    "a string": gguf_bytes(struct.pack("<QQ", 2**36, 1)),
+}
+
+
+@pytest.mark.parametrize("content", HUGE.values(), ids=HUGE.keys())
+def test_what_is_larger_than_the_file_takes_no_memory(content: BytesIO) -> None:
+    class Counting(BytesIO):
+        most = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.most = max(self.most, size or 0)
+            return super().read(size)
+
+    file = Counting(content.getvalue())
+    with pytest.raises(ValueError, match="The header of the GGUF file is not whole"):
+        read_header(file)
+    assert file.most < 2**27
 
 
 # What no tiny file can show ----------------------------------------------------------------------------------------
