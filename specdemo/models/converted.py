@@ -188,6 +188,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     from ..engines.families import knows
     from .checkpoint import empty_model
     from .gguf_weights import check_taken, joint_name, names_of_weights, read_weights
+    from .placement import ModelPart, check_files
 
     def read(done: float) -> None:
         progress(done, CONVERTING)
@@ -205,6 +206,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
         config.eos_token_id = end_ids(header.fields) or None
         as_stored = copies == STORED
         dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
+        check_files(ModelPart(name, config, dtype), [gguf])
         experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
         if header.architecture in WHOLE or (experts and not (as_stored and knows(config))):
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies

@@ -378,6 +378,19 @@ def test_files_of_other_things_are_called_what_they_are(
         assert words in refusal_of(gguf, look)
 
 
+def test_a_file_that_is_too_small_for_its_sizes_is_refused_before_memory_is_taken(gguf: Gguf) -> None:
+    path, key = Path(gguf.file), b"llama.feed_forward_length"
+    write_gguf(path)
+    whole = bytearray(path.read_bytes())
+    place = whole.find(key) + len(key) + 4
+    whole[place : place + 4] = struct.pack("<I", 2**24)
+    path.write_bytes(whole)
+    words = (
+        r"^tiny\.gguf lacks weights: its configuration asks for 3,\d+,\d+,\d+ numbers, but its files have \d+,\d+ bytes"
+    )
+    assert re.match(words, refusal_of(gguf))
+
+
 def gguf_bytes(*fields: bytes, count: int | None = None) -> BytesIO:
     return BytesIO(b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields) if count is None else count) + b"".join(fields))
 
