@@ -96,7 +96,7 @@ def find_checkpoint(
     with wrap_load_errors(source):
         file = partial(file_of, name_or_path, revision)
         if (stated := file("config.json")) is not None:
-            check_sizes(json.loads(stated.read_text(encoding="utf-8")))
+            check_sizes(read_object(stated))
         config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if place.of_ours else None
         options = _options(revision)
         if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
