@@ -19,14 +19,12 @@ EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "num_experts_
 OR_0 = {*EXPERTS, "sliding_window", "intermediate_size", "moe_intermediate_size"}  # where there are none
 
 
-def check_sizes(stated: Any) -> None:
+def check_sizes(stated: Mapping[str, Any]) -> None:
     """Refuse a size that is out of range, by the file with a configuration: transformers makes lists by some.
 
     Raises:
         ValueError: naming the field.
     """
-    if not isinstance(stated, Mapping):
-        raise ValueError("its config.json is not the configuration of a model")
     for name in (*LAYERS, *TOKENS, *POSITIVE, *EXPERTS):
         value, most = stated.get(name), MOST_LAYERS if name in LAYERS else MOST_TOKENS if name in TOKENS else MOST
         least = 0 if name in OR_0 else 1

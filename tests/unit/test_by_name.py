@@ -193,7 +193,7 @@ NAMES = {  # refused as they are
 }
 MODELS = {  # refused when they are looked at
     "an empty folder": ("empty", "has no config.json"),
-    "a broken configuration": ("broken", "cannot be loaded: "),
+    "a broken configuration": ("broken", "config.json is damaged"),
     "an encoder": ("encoder", "is an encoder"),  # other types that are refused: see test_model_types.py
     "an unknown kind": ("unknown", "cannot be loaded: "),
     "code of its own": ("code", "needs code from its own repository, which is never run here"),

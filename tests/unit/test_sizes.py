@@ -72,7 +72,7 @@ def test_a_size_that_no_model_has_is_refused_in_a_sentence(
 
 def test_a_list_is_no_configuration(models: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(LoadError, match=r"its config\.json is not the configuration of a model\.$"):
+    with pytest.raises(LoadError, match=r"config\.json is damaged: it holds no JSON object"):
         load(preset_of(tmp_path), "float32", "cpu")
 
 
