@@ -116,9 +116,9 @@ def test_a_file_of_logins_that_is_none_is_refused_without_its_passwords(
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", ["auto", "stored"])
+@pytest.mark.parametrize(("dtype", "weights"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_models_are_loaded_with_the_weights_that_were_asked_for(
-    command: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
+    command: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, weights: str
 ) -> None:
     """The page's engine loads the preset while the page is served."""
     begun: list[Engine] = []
@@ -127,8 +127,7 @@ def test_models_are_loaded_with_the_weights_that_were_asked_for(
     assert command("serve", "--preset", PRESET, "--weights", dtype)[0] == 0
     (engine,) = begun
     loaded = engine.backend.load(engine.presets[PRESET], lambda share, words: None, None)
-    quantized = loaded.environment()["weights_dtype"] == "stored"
-    assert quantized == (dtype == "stored")
+    assert loaded.environment()["weights_dtype"] == weights
     loaded.release()
 
 
