@@ -37,7 +37,7 @@ def toy(request: pytest.FixtureRequest) -> ModelToy:
         pytest.skip("the library is not for this CPU")
     with pytest.MonkeyPatch.context() as patch:
         if "published" in request.param:
-            patch.setattr("tests.unit.toys.HeadShape", OTHERS)
+            patch.setattr("tests.harness.toys.HeadShape", OTHERS)
         if "library" not in request.param:
             patch.setattr("specdemo.drafters.heads.ready.native_backend", lambda *_: None)
         toy = ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
