@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -14,10 +17,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from specdemo.decoding import batch, loop
+from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round, emitted_tokens
-from specdemo.engines.runner import ANY_ROWS
-from specdemo.types import Draft, Verdict
+from specdemo.drafters.names import DRAFTERS
+from specdemo.engines.runner import ANY_ROWS, Pass
+from specdemo.system import hardware
+from specdemo.types import MAX_NODES, Draft, Verdict
 
 VOCAB = 4  # tokens of a table model
 MODEL_VOCAB = 61  # tokens of a tiny transformer
@@ -45,6 +52,7 @@ class TableRunner:
 
     exact_rows = exact_tree_rows = ANY_ROWS
     cannot_branch: str | None = None
+    together: Together | None = None
 
     def __init__(self, table: Tensor, capacity: int = 256, early: Tensor | None = None) -> None:
         self.table, self.context, self.early = table, capacity, early
@@ -122,6 +130,17 @@ class TableRunner:
         self.released += 1
 
 
+@dataclass
+class Together:
+    """Reads the passes of table runners one after the other, and counts them."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        self.sizes.append(len(passes))
+        return [each.runner.forward(each.ids, each.parents) for each in passes]
+
+
 def counting_table(vocab: int) -> Tensor:
     """The next token is always one more than the last, [V, V, V] float64."""
     return torch.eye(vocab, dtype=torch.float64).roll(-1, 0).expand(vocab, vocab, vocab)
@@ -178,6 +197,70 @@ def copying(text: Sequence[int], vocab_size: int) -> Scripted:
         return ids
 
     return Scripted(draft)
+
+
+Shape = tuple[list[int], list[int]]  # the tokens of a tree and their parents
+
+
+def full(vocab: int, rows: int) -> Shape:
+    """Every token after every token, as far as there is room."""
+    return [node % vocab for node in range(rows)], [node // vocab - 1 for node in range(rows)]
+
+
+class Planting(Scripted):
+    """Proposes the tree that a function of (context, nodes) says."""
+
+    branches = True
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        token_ids, parents = self.script(list(context), nodes)
+        return Draft(token_ids, parents=parents)
+
+
+def random_tree(context: Sequence[int], nodes: int, vocab: int = VOCAB) -> Shape:
+    """Another tree for every text; siblings may be the same token, and parents are near the root and far from it."""
+    choose = random.Random(str((list(context), nodes)))
+    parents = [choose.randrange(-1, node) if choose.random() < 0.5 else node - 1 for node in range(nodes)]
+    return [choose.randrange(vocab) for _ in range(nodes)], parents
+
+
+HOSTILE_TREES: dict[str, Callable[[list[int], int], Shape]] = {
+    "one token": lambda context, nodes: ([context[-1]], [-1]),
+    "two of the same": lambda context, nodes: ([1, 1, 2, 3, 2], [-1, -1, 0, 1, 1]),
+    "all first tokens": lambda context, nodes: ([*range(VOCAB)], [-1] * VOCAB),
+    "a chain": lambda context, nodes: ([0, 1, 2, 0, 1], [-1, 0, 1, 2, 3]),
+    "a chain with stumps": lambda context, nodes: ([3, 0, 2, 1, 1, 2], [-1, -1, 1, 1, 3, 3]),
+    "every text of two": lambda context, nodes: full(VOCAB, VOCAB + VOCAB**2),
+    "the most": lambda context, nodes: full(VOCAB, MAX_NODES),
+    "any": random_tree,
+}
+
+
+class Doubtful(Scripted):
+    """Whose probability of a token is no number."""
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        return replace(super().propose(context, k), q=torch.full((k,), torch.nan))
+
+
+class Renumbering:
+    """Translates by numbers, for a draft model whose token i is the target's token `VOCAB - 1 - i`."""
+
+    def to_draft(self, token_ids: Sequence[int]) -> list[int]:
+        return [VOCAB - 1 - index for index in token_ids]
+
+    def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        return [VOCAB - 1 - index for index in drafted]
+
+
+HOSTILE: dict[str, Callable[[list[int], int], Sequence[int]]] = {
+    "impossible": lambda context, k: [int(random_table(1, support=3)[context[-2], context[-1]].argmin())] * k,
+    "empty": lambda context, k: [],
+    "shorter than K": lambda context, k: [context[0]] * (k - 1),
+    "now and then": lambda context, k: [1] * (k * (len(context) % 2)),
+    "always token 0": lambda context, k: [0] * k,
+    "always the last token of the vocabulary": lambda context, k: [VOCAB - 1] * k,
+}
 
 
 def paths_of(draft: Draft) -> list[tuple[int, ...]]:
@@ -240,3 +323,41 @@ def ids_of(events: Iterable[Event]) -> list[int]:
 
 def rounds_of(events: Iterable[Event]) -> list[Round]:
     return [event for event in events if isinstance(event, Round)]
+
+
+# The clock ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Says that passes and drafts took these seconds, one after another."""
+
+    def __init__(self, seed: int) -> None:
+        self._random, self._now = random.Random(seed), 0.0
+
+    def perf_counter(self) -> float:
+        self._now += self._random.choice((0.01, 0.5, 1.0, 3.0))
+        return self._now
+
+
+def set_clock(patch: pytest.MonkeyPatch, clock: Any) -> None:
+    """By which rounds are timed."""
+    for module in (batch, loop, hardware):
+        patch.setattr(module, "time", clock)
+
+
+class KnownCosts(dict[Any, Any]):
+    """In place of the costs of a loaded preset: the same for every kind of run, so that nothing is measured. A token of
+    a chain costs a share of a pass, if one is given."""
+
+    def __init__(self, costs: CostModel, drafter: str, share: float = 0.0) -> None:
+        super().__init__()
+        self.costs = costs
+        costs.tried |= {(drafter, tree) for tree in (False, True)}
+        for source in (*DRAFTERS, "forced") * 2 if share else ():
+            costs.drafts[source, False].learn_cost(1, share)
+
+    def __contains__(self, kind: object) -> bool:
+        return True
+
+    def get(self, kind: object, otherwise: Any = None) -> CostModel:
+        return self.costs

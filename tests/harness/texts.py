@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import chdtrc
 from torch import Tensor
 
 from specdemo.decoding import batch
@@ -22,8 +23,16 @@ from specdemo.types import DraftOutcome, Settings
 from .doubles import copying, ids_of, rounds_of
 
 
-def true_texts(table: Tensor, prompt: Sequence[int], length: int, settings: Settings, eos: int = -1) -> dict:
-    """The probability of every text of `length` tokens (fewer after `eos`) under the target alone.
+def true_texts(
+    table: Tensor,
+    prompt: Sequence[int],
+    length: int,
+    settings: Settings,
+    eos: int = -1,
+    allowed: Callable[[tuple[int, ...]], Sequence[bool]] | None = None,
+) -> dict[tuple[int, ...], float]:
+    """The probability of every text of `length` tokens (fewer after `eos`) under the target alone; with `allowed`,
+    which says what may follow a text, under the target masked by it.
 
     Temperature, top-k and top-p are written out again here, in plain Python, as the reference.
     """
@@ -34,6 +43,8 @@ def true_texts(table: Tensor, prompt: Sequence[int], length: int, settings: Sett
             texts[text] = weight
             return
         row = table[tuple((*prompt, *text)[-2:])].tolist()
+        if allowed is not None:
+            row = [p * may for p, may in zip(row, allowed(text), strict=True)]
         for token, p in enumerate(warped(row, settings)):
             if p:
                 walk((*text, token), weight * p)
@@ -109,3 +120,19 @@ def p_value(found: Mapping[tuple[int, ...], int], true: Mapping[tuple[int, ...],
     tested = chi_square(np.array([found.get(text, 0) for text in true]), np.array([*true.values()]))
     assert tested is not None
     return tested
+
+
+def p_of_pairs(table: Tensor, prompt: Sequence[int], texts: Sequence[Sequence[int]], temperature: float) -> float:
+    """Of the tokens after each pair of tokens in sampled texts, against the target's distribution there."""
+    counts = np.zeros(table.shape)
+    for text in texts:
+        whole = [*prompt, *text]
+        for triple in list(zip(whole, whole[1:], whole[2:], strict=False))[len(prompt) - 2 :]:
+            counts[triple] += 1
+    probs = (table.log() / temperature).softmax(-1).numpy()
+    assert counts[probs == 0].sum() == 0, "an impossible token was emitted"
+    expected = counts.sum(-1, keepdims=True) * probs
+    cells = expected > 0
+    statistic = ((counts[cells] - expected[cells]) ** 2 / expected[cells]).sum()
+    degrees = cells.sum() - (counts.sum(-1) > 0).sum()
+    return float(chdtrc(degrees, statistic))

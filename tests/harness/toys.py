@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
 )
 from transformers.modeling_layers import MtpModel
 
+from specdemo.decoding.constraint import Constraint
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.loop import rule_for
@@ -41,14 +32,7 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.mtp import MtpHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
-from specdemo.engines import linear, ops
-from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
-from specdemo.engines.fused import FusedRunner
-from specdemo.engines.gpu.capture import Work
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
-from specdemo.engines.native import NativeRunner, native_model
 from specdemo.types import Settings
 from tools.train.data import ASSISTANT
 from tools.train.ngram import build_table
@@ -58,9 +42,11 @@ from .doubles import (
     PROMPT,
     VOCAB,
     TableRunner,
+    Together,
     letters_tokenizer,
     random_table,
 )
+from .grammar import constraint_of
 
 DRAFTER_NAMES = list(DRAFTERS)
 
@@ -135,6 +121,7 @@ class Toy:
     heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)
     mtp: MtpHead | None = None
     head_formats: dict[str, str] = field(default_factory=dict)
+    translator: Any = None
     engine: str = "eager"
     costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)
     tokenizer: Any = None
@@ -151,6 +138,7 @@ class Toy:
             head_files={kind: Path(kind) for kind in self.heads},
             ready_heads=self.heads,
             open_mtp=DrafterParts.open_mtp if self.mtp is None else lambda: self.mtp,
+            translator=self.translator,
         )
 
     def draft_runner(self, capacity: int) -> Any:
@@ -169,11 +157,14 @@ class Toy:
 
 @dataclass
 class TableToy(Toy):
-    """Target, draft model, first layers and n-gram table that know nothing of each other."""
+    """Target, draft model, first layers and n-gram table that know nothing of each other. With a translator the draft
+    model has its tokens numbered as `Renumbering` says."""
 
     target: Tensor = field(default_factory=lambda: random_table(1, support=3))
     draft_model: Tensor = field(default_factory=lambda: random_table(2, support=3))
     early: Tensor = field(default_factory=lambda: random_table(3))
+    together: Together | None = None  # what reads the passes of its target's runners
+    draft_capacity: int | None = None  # of the draft model, if it has not the room that it asks for
 
     def __post_init__(self) -> None:
         vocab = self.target.shape[-1]
@@ -189,11 +180,16 @@ class TableToy(Toy):
 
     def target_runner(self, capacity: int) -> TableRunner:
         self.runners.append(TableRunner(self.target, capacity, self.early))
+        self.runners[-1].together = self.together
         return self.runners[-1]
 
     def draft_runner(self, capacity: int) -> TableRunner:
-        self.draft_runners.append(TableRunner(self.draft_model, capacity))
+        table = self.draft_model if self.translator is None else self.draft_model.flip(0, 1, 2)
+        self.draft_runners.append(TableRunner(table, self.draft_capacity or capacity))
         return self.draft_runners[-1]
+
+    def constraint(self, grammar: str) -> Constraint:
+        return constraint_of(grammar)
 
 
 def alike_toy(folder: Path) -> TableToy:
@@ -248,89 +244,6 @@ def head_after(toy: Any, name: str, text: Sequence[int], settings: Settings) -> 
     runner.prefill(text[:-1])
     drafter.reset(text[:-1])
     return drafter
-
-
-# Engines -------------------------------------------------------------------------------------------------------------
-
-
-ARCHITECTURES = ("llama", "qwen3", "gpt2")
-
-
-@cache
-def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedModel:
-    """A random transformer in float32, so sure of each token that rounding does not change its greedy text."""
-    shape = {"vocab_size": MODEL_VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    wide = {"initializer_range": 0.25, "num_hidden_layers": layers, "max_position_embeddings": 256}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        if architecture == "llama":
-            model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**shape, **sizes, **wide))
-        elif architecture == "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**shape, **sizes, **wide, head_dim=8))
-        elif architecture == "smollm3":  # its second layer does not rotate
-            model = SmolLM3ForCausalLM(SmolLM3Config(**shape, **sizes, **wide, no_rope_layer_interval=2))
-        else:
-            heads = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 256, "initializer_range": 0.25}
-            model = GPT2LMHeadModel(GPT2Config(**shape, **heads))
-    return model.eval()
-
-
-def model_with_biases(architecture: str) -> PreTrainedModel:
-    """A tiny transformer with biases wherever it can have some, and these and the weights of its norms at random."""
-    config = copy.deepcopy(tiny_model(architecture).config)
-    config.attention_bias = config.mlp_bias = True  # Llama has none by default
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-        small = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-        assert len(small) > 4 * config.num_hidden_layers
-        for parameter in small:
-            nn.init.normal_(parameter)
-    return model
-
-
-def recorded(work: Work) -> Work:
-    """In place of a capture: every replay leaves its outcome where the first one lay."""
-    kept = work()
-
-    def replay() -> Any:
-        for old, new in zip(*map(torch.utils._pytree.tree_leaves, (kept, work())), strict=True):
-            if old is not None:
-                old.copy_(new)
-        return kept
-
-    return replay
-
-
-def cpu_engine(dtype: torch.dtype) -> str:
-    """What runs a known model with weights of this type on this machine's CPU."""
-    return "native" if library_for(dtype) else "fused"
-
-
-def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | None = None) -> NativeRunner:
-    """A runner by the library of `native.c`; skips the test where that cannot be had."""
-    native = native_model(FusedModel.of(model, dtype))
-    if native is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
-    return NativeRunner(native, capacity)
-
-
-ENGINES = ("eager", "fused", "native", "graph")
-
-
-def makes_runners(engine: str, model: PreTrainedModel) -> Callable[[int], Any]:
-    """What makes the runners of an engine for a model. The passes of "graph" are `recorded`, of torch's operations."""
-    if engine == "eager":
-        return partial(EagerRunner, model)
-    if engine == "native":
-        return partial(NativeRunner, native_runner(model, 8).together)
-    with pytest.MonkeyPatch.context() as patch:  # as on a machine without gcc
-        patch.setattr(linear, "library_for", lambda dtype: None)
-        fused = FusedModel.of(model)
-    if engine == "fused":
-        return partial(FusedRunner, fused)
-    return partial(GraphRunner, Graphs(fused, ops, recorded, 1))
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

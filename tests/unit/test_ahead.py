@@ -32,7 +32,7 @@ from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
 from specdemo.ui.race.messages import event_of
-from tests.harness import enumerate_decode
+from tests.unit import enumerate_decode
 from tests.unit.enumerate_decode import distance, emitted_distribution
 from tests.unit.test_batch import SharingToy
 from tests.unit.toys import (

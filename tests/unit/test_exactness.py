@@ -25,7 +25,7 @@ from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.studies.rules import NoiseUsedTwice
 from specdemo.types import MAX_K, MAX_NODES, MAX_SEED, Draft, DraftOutcome, Settings, TokenKind, Verdict
-from tests.harness import enumerate_decode
+from tests.unit import enumerate_decode
 from tests.unit.enumerate_decode import VerifyFn, distance, emitted_distribution
 from tests.unit.toys import (
     DRAFTER_NAMES,

@@ -1,10 +1,10 @@
-"""Every possible run of `decode` on a table model, each with its exact probability.
+"""Every possible run of a decoding on a table model, each with its exact probability.
 
 All randomness of a run comes from its rule, in two places: drafters draw tokens, the loop has drafts tested. Here both
 ask a `Walk` instead. A drafter is given each possible token in turn, weighted by its probability. `verify` is called
 with draws placed just inside the borders where its answer has to change: a test at min(1, p/q), the last draw at the
-borders of the cumulative residual. If a border of the rule under test lies anywhere else, some run gets the weight of
-another outcome and the distribution comes out wrong.
+borders of the cumulative residual, the draw of a row of a tree at those of its distribution. If a border of the rule
+under test lies anywhere else, some run gets the weight of another outcome and the distribution comes out wrong.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding import batch
-from specdemo.decoding.batch import Failed
-from specdemo.decoding.costs import CostModel
+from specdemo.decoding import match
+from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
+from specdemo.decoding.match import Match
 from specdemo.decoding.rejection import Rejection, verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
-from specdemo.types import Draft, Settings, Verdict
-from tests.harness.doubles import TableRunner, ids_of
+from specdemo.types import REJECTION, Draft, Settings, Verdict, parents_or_chain
+
+from .doubles import ids_of
 
 Option = TypeVar("Option")
 VerifyFn = Callable[[Tensor, Draft, Tensor], Verdict]
@@ -63,8 +65,8 @@ class Walk:
         return option
 
 
-def choose_draws(walk: Walk, target_probs: Tensor, draft: Draft) -> Tensor:
-    """Draws for one verification, with the probability of what they have to lead to."""
+def chain_draws(walk: Walk, target_probs: Tensor, draft: Draft) -> Tensor:
+    """Draws for one verification of a chain, with the probability of what they have to lead to."""
     p_rows, k = target_probs.tolist(), len(draft.token_ids)
     vocab = len(p_rows[0])
     q_rows = [[float(x == token) for x in range(vocab)] for token in draft.token_ids]
@@ -100,12 +102,25 @@ def border_draws(weights: Sequence[float]) -> list[tuple[float, float]]:
     return points
 
 
-class Scripted(Rejection):
-    """Rejection sampling whose random numbers come from a walk, and whose test is `rule`."""
+def drawn_along(walk: Walk, rows: Tensor, draft: Draft) -> dict[int, tuple[int, float]]:
+    """The token that the target draws after each row of one way down a draft, and a number in [0, 1) that gives it."""
+    chosen, row, parents = {}, 0, parents_or_chain(draft.parents, len(draft.token_ids))
+    while True:
+        draw = walk.choose(border_draws(rows[row].tolist()))
+        token = int((rows[row].cumsum(0) <= draw).sum())
+        chosen[row] = token, draw
+        taken = [node for node, parent in enumerate(parents) if parent == row - 1 and draft.token_ids[node] == token]
+        if not taken:
+            return chosen
+        row = taken[0] + 1
 
-    def __init__(self, settings: Settings, walk: Walk, rule: VerifyFn) -> None:
+
+class EnumeratedRejection(Rejection):
+    """Rejection sampling whose random numbers come from a walk, and whose test is `test`."""
+
+    def __init__(self, settings: Settings, walk: Walk, test: VerifyFn) -> None:
         super().__init__(settings)
-        self.walk, self.rule = walk, rule
+        self.walk, self.test = walk, test
 
     def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         weights = probs[0].tolist()
@@ -114,29 +129,53 @@ class Scripted(Rejection):
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         assert len(logits) == len(draft.token_ids) + 1
         target_probs = probabilities(logits, self.settings)
-        return self.rule(target_probs, draft, choose_draws(self.walk, target_probs, draft))
+        if draft.parents is None:
+            return self.test(target_probs, draft, chain_draws(self.walk, target_probs, draft))
+        draws = torch.full((len(logits),), 0.5, dtype=torch.float64)
+        for row, (_, draw) in drawn_along(self.walk, target_probs, draft).items():
+            draws[row] = draw
+        return self.test(target_probs, draft, draws)
+
+
+class EnumeratedMatch(Match):
+    """The match rule whose draws from the target come from a walk; for drafts that are chosen, not drawn."""
+
+    def __init__(self, settings: Settings, walk: Walk) -> None:
+        super().__init__(settings)
+        self.walk, self.draft = walk, Draft()
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        self.draft = draft
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(match.noise, "draw", self.drawn)
+            return super().verify(logits, draft, position)
+
+    def drawn(self, probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """In place of `noise.draw`."""
+        assert len(keys) == len(probs)
+        drawn = torch.full((len(probs),), probs.shape[-1] - 1)
+        for row, (token, _) in drawn_along(self.walk, probs, self.draft).items():
+            drawn[row] = token
+        return drawn, torch.zeros(len(probs), dtype=torch.float64)
 
 
 def emitted_distribution(
-    start: Callable[[Rule], tuple[TableRunner, Any]],
-    prompt: Sequence[int],
+    make: Callable[[Rule], Decoding],
     settings: Settings,
     *,
-    rule: VerifyFn = verify,
-    eos_ids: frozenset[int] = frozenset(),
+    test: VerifyFn = verify,
     seen: Callable[[list[Event]], None] = lambda events: None,
-    costs: Callable[[], CostModel | None] = lambda: None,
     beside: Callable[[], Sequence[Decoding]] = lambda: (),
 ) -> dict[tuple[int, ...], float]:
-    """The probability of every text that `decode` can emit by rejection sampling; `start` and `costs` make what it runs
-    on afresh, and `beside` what is decoded in the same batch."""
+    """The probability of every text that a decoding can emit by the rule of the settings, at temperature 0 too; `make`
+    makes it afresh, and `beside` what is decoded in the same batch. Of rejection sampling `test` may be another one."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
     walk = Walk()
     for _ in walk.runs():
-        scripted = Scripted(settings, walk, rule)
-        runner, drafter = start(scripted)
-        together = [*beside(), Decoding(runner, drafter, prompt, scripted, eos_ids, costs=costs())]
-        decoded = batch.decode_batch(together, len(together))
+        rejection = settings.rule == REJECTION
+        rule: Any = EnumeratedRejection(settings, walk, test) if rejection else EnumeratedMatch(settings, walk)
+        together = [*beside(), make(rule)]
+        decoded = decode_batch(together, len(together))
         events = [event for index, event in decoded if index == len(together) - 1 and not isinstance(event, Failed)]
         texts[tuple(ids_of(events))] += walk.weight
         seen(events)
