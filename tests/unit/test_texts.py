@@ -10,24 +10,29 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 
-from specdemo.decoding.batch import Failed, decode_batch
+from specdemo.decoding.batch import Failed, decode, decode_batch
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, branches, emitted_tokens
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of, start
-from specdemo.types import AUTO, MAX_K, Settings, TokenKind
+from specdemo.types import AUTO, MAX_K, MAX_NODES, Settings, TokenKind
 from tests.harness.cases import CASES, EVERY, MIXED, OTHER_TOKENS, SAMPLINGS, Case, values
 from tests.harness.doubles import (
+    HOSTILE,
+    HOSTILE_TREES,
     MODEL_VOCAB,
     PROMPT,
     Clock,
     KnownCosts,
+    Planting,
     Renumbering,
+    Scripted,
     Together,
     ids_of,
     letters_tokenizer,
@@ -191,6 +196,23 @@ def check_passes(case: Case, toy: Any) -> None:
         assert not runner.length
         if case.engine == "table" and not case.form.tree and case.form is not MIXED:
             assert set(Counter(texts_read(runner.passes)).values()) <= {1}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("script", [*HOSTILE, *HOSTILE_TREES])
+def test_whatever_is_proposed_the_text_stays(toys: Toys, script: str, temperature: float) -> None:
+    """Also where it ends by a token on a branch, or after a few."""
+    toy, tree = toys(Case("none", MIXED, "sampled")), script in HOSTILE_TREES
+    double: Any = Planting if tree else Scripted
+    for seed, limit, eos in product(range(3), (1, 2, 3, 60), (-1, 1)):
+        settings = Settings(k=16, temperature=temperature, max_new_tokens=limit, seed=seed, tree=tree)
+        toy.eos_ids = frozenset({eos})
+        runner = toy.target_runner(len(PROMPT) + limit + MAX_NODES * tree)
+        drafter = double({**HOSTILE, **HOSTILE_TREES}[script])
+        events = list(decode(Decoding(runner, drafter, PROMPT, rule_for(settings), toy.eos_ids)))
+        assert ids_of(events) == ids_of(alone(toy, PROMPT, settings))
+        assert not runner.length
 
 
 def test_every_day_each_value_of_each_axis_is_tested() -> None:
