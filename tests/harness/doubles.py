@@ -345,6 +345,11 @@ def set_clock(patch: pytest.MonkeyPatch, clock: Any) -> None:
         patch.setattr(module, "time", clock)
 
 
+def draft_in_turn(patch: pytest.MonkeyPatch) -> None:
+    """Drafts ahead are prepared before the target verifies: a pass of these targets takes no time."""
+    patch.setattr("specdemo.drafters.ahead.DraftingAhead.in_turn", True)
+
+
 class KnownCosts(dict[Any, Any]):
     """In place of the costs of a loaded preset: the same for every kind of run, so that nothing is measured. A token of
     a chain costs a share of a pass, if one is given."""

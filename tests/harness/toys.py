@@ -122,6 +122,7 @@ class Toy:
     mtp: MtpHead | None = None
     head_formats: dict[str, str] = field(default_factory=dict)
     translator: Any = None
+    remembered: Sequence[Sequence[int]] = ()
     engine: str = "eager"
     costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)
     tokenizer: Any = None
@@ -139,7 +140,11 @@ class Toy:
             ready_heads=self.heads,
             open_mtp=DrafterParts.open_mtp if self.mtp is None else lambda: self.mtp,
             translator=self.translator,
+            remembered=self.remembered,
         )
+
+    def target_runner(self, capacity: int) -> Any:
+        raise NotImplementedError
 
     def draft_runner(self, capacity: int) -> Any:
         raise NotImplementedError
@@ -234,6 +239,11 @@ class ModelToy(Toy):
         assert self.draft_model is not None
         self.draft_runners.append(EagerRunner(self.draft_model, capacity))
         return self.draft_runners[-1]
+
+
+def drafter_for(toy: Toy, name: str, settings: Settings) -> Any:
+    """A drafter by name, for a target that reads nothing."""
+    return toy.drafter(name, toy.target_runner(toy.context), settings)
 
 
 def head_after(toy: Any, name: str, text: Sequence[int], settings: Settings) -> HeadDrafter:

@@ -33,6 +33,7 @@ from tests.harness.doubles import (
     Renumbering,
     Scripted,
     Together,
+    draft_in_turn,
     ids_of,
     letters_tokenizer,
     oracle,
@@ -162,6 +163,12 @@ def test_every_drafter_emits_the_targets_distribution(toy: TableToy, name: str, 
 @pytest.mark.parametrize("name", BRANCHING)
 def test_every_drafter_of_trees_does(toy: TableToy, name: str, settings: Settings, rule: str) -> None:
     assert error(toy, by_name(toy, name), replace(settings, rule=rule)) < EXACT
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_drafter_that_remembers_earlier_answers_does(toy: TableToy, rule: str) -> None:
+    remembering = replace(toy, remembered=[[*PROMPT, 0, 1, 2, 3], [*PROMPT, 1, 1]])
+    assert error(remembering, by_name(remembering, "suffix"), replace(TREE, rule=rule)) < EXACT
 
 
 @pytest.mark.sampled(5)
@@ -309,7 +316,7 @@ def test_sampled_runs_follow_the_targets_distribution(toy: TableToy, name: str, 
 def test_sampled_runs_with_drafts_ahead_do(
     toy: TableToy, name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdemo.drafters.ahead.DraftingAhead.in_turn", True)  # a pass of these takes no time
+    draft_in_turn(monkeypatch)
     assert p_of_short(toy, name, settings, 400) > 1e-3
 
 
@@ -382,7 +389,7 @@ def test_chi_square_catches_a_naive_grammar(masked: TableToy) -> None:
 
 
 def test_chi_square_catches_a_test_by_the_unscaled_distribution(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdemo.drafters.ahead.DraftingAhead.in_turn", True)
+    draft_in_turn(monkeypatch)
     assert p_of_short(toy, "draft-model", SAGUARO, 400, mistakes.Unscaled) < 1e-6
 
 

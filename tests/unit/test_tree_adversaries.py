@@ -9,7 +9,7 @@ import pytest
 from specdemo.decoding.events import emitted_tokens
 from specdemo.racing.stats import Stats
 from specdemo.types import MAX_NODES, Settings
-from tests.unit.test_trees import Planting, Shape, full
+from tests.harness.doubles import Planting, Shape, full
 from tests.unit.toys import ENGINES, MODEL_VOCAB, PROMPT, decode, ids_of, makes_runners, plain_text, tiny_model
 
 

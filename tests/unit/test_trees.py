@@ -1,32 +1,24 @@
-"""Drafts that branch: whatever a tree holds, the text is the target's, and what reads rounds reads trees."""
+"""Drafts that branch: how trees grow and are walked, who follows them, and what reads rounds reads trees.
+
+That whatever a tree holds the text is the target's is tested in `test_texts` and `test_distribution`.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding import batch, match
+from specdemo.decoding import batch
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, places_tested
-from specdemo.decoding.loop import Decoding, rule_for
-from specdemo.decoding.match import Match
-from specdemo.decoding.rejection import Rejection, verify
-from specdemo.decoding.rule import Rule
-from specdemo.decoding.sampling import probabilities
+from specdemo.decoding.loop import rule_for
 from specdemo.decoding.walk import row_depths, row_parents, walk
-from specdemo.drafters.heads.eagle import Eagle
-from specdemo.drafters.lookahead import Lookahead
 from specdemo.drafters.names import DRAFTERS
-from specdemo.drafters.none import NoDrafter
-from specdemo.drafters.prompt_lookup import PromptLookup
-from specdemo.drafters.suffix import Suffix
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
@@ -37,7 +29,6 @@ from specdemo.studies.domains import Counts
 from specdemo.studies.explain import explain
 from specdemo.types import (
     AUTO,
-    MATCH,
     MAX_NODES,
     REJECTION,
     RULES,
@@ -48,209 +39,34 @@ from specdemo.types import (
     TokenKind,
     Verdict,
 )
-from tests.unit.enumerate_decode import Walk, border_draws, distance
-from tests.unit.toys import (
+from tests.harness.doubles import (
+    HOSTILE_TREES,
     PROMPT,
     VOCAB,
+    Planting,
     Scripted,
+    Shape,
     TableRunner,
-    TableToy,
-    decode,
+    counting_table,
     ids_of,
     letters_tokenizer,
-    plain_text,
     random_table,
-    true_texts,
 )
+from tests.harness.texts import decode
+from tests.harness.toys import TableToy, drafter_for
 
-Shape = tuple[list[int], list[int]]  # the tokens of a tree and their parents
-
-
-class Planting(Scripted):
-    """Proposes the tree that a function of (context, nodes) says."""
-
-    branches = True
-
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        token_ids, parents = self.script(list(context), nodes)
-        return Draft(token_ids, parents=parents)
+TREE_OF_TWO = HOSTILE_TREES["every text of two"]
 
 
-def random_tree(context: Sequence[int], nodes: int, vocab: int = VOCAB) -> Shape:
-    """Another tree for every text; siblings may be the same token, and parents are near the root and far from it."""
-    choose = random.Random(str((list(context), nodes)))
-    parents = [choose.randrange(-1, node) if choose.random() < 0.5 else node - 1 for node in range(nodes)]
-    return [choose.randrange(vocab) for _ in range(nodes)], parents
+TOY = TableToy()
 
 
-def full(vocab: int, rows: int) -> Shape:
-    """Every token after every token, as far as there is room."""
-    return [node % vocab for node in range(rows)], [node // vocab - 1 for node in range(rows)]
+def drafter(name: str) -> Any:
+    """One that copies, which needs no model."""
+    return drafter_for(TOY, name, Settings(tree=True))
 
 
-TREES: dict[str, Callable[[list[int], int], Shape]] = {
-    "one token": lambda context, nodes: ([context[-1]], [-1]),
-    "two of the same": lambda context, nodes: ([1, 1, 2, 3, 2], [-1, -1, 0, 1, 1]),
-    "all first tokens": lambda context, nodes: ([*range(VOCAB)], [-1] * VOCAB),
-    "a chain": lambda context, nodes: ([0, 1, 2, 0, 1], [-1, 0, 1, 2, 3]),
-    "a chain with stumps": lambda context, nodes: ([3, 0, 2, 1, 1, 2], [-1, -1, 1, 1, 3, 3]),
-    "every text of two": lambda context, nodes: full(VOCAB, VOCAB + VOCAB**2),
-    "the most": lambda context, nodes: full(VOCAB, MAX_NODES),
-    "any": random_tree,
-}
-
-
-# The distribution of the text, by enumeration --------------------------------------------------------------------
-
-
-def choose_path(runs: Walk, rows: Tensor, draft: Draft) -> dict[int, tuple[int, float]]:
-    """The token that the target draws after each row of one way down a tree, and a number in [0, 1) that gives it."""
-    chosen, row = {}, 0
-    while True:
-        draw = runs.choose(border_draws(rows[row].tolist()))
-        token = int((rows[row].cumsum(0) <= draw).sum())
-        chosen[row] = token, draw
-        children = [node for node, parent in enumerate(draft.parents or ()) if parent == row - 1]
-        taken = [node for node in children if draft.token_ids[node] == token]
-        if not taken:
-            return chosen
-        row = taken[0] + 1
-
-
-class EnumeratedRejection(Rejection):
-    """Rejection sampling whose draws from the target come from a walk through all of them."""
-
-    def __init__(self, settings: Settings, runs: Walk) -> None:
-        super().__init__(settings)
-        self.runs = runs
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        if draft.parents is None:  # as before the first token
-            draft = replace(draft, parents=())
-        rows = probabilities(logits, self.settings)
-        draws = torch.full((len(rows),), 0.5, dtype=torch.float64)
-        for row, (_, draw) in choose_path(self.runs, rows, draft).items():
-            draws[row] = draw
-        return verify(rows, draft, draws)
-
-
-class EnumeratedMatch(Match):
-    """The match rule whose draws from the target come from a walk through all of them."""
-
-    def __init__(self, settings: Settings, runs: Walk) -> None:
-        super().__init__(settings)
-        self.runs, self.draft = runs, Draft()
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        self.draft = draft
-        return super().verify(logits, draft, position)
-
-    def drawn(self, probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """In place of `noise.draw`."""
-        assert len(keys) == len(probs)
-        drawn = torch.full((len(probs),), VOCAB - 1)
-        for row, (token, _) in choose_path(self.runs, probs, self.draft).items():
-            drawn[row] = token
-        return drawn, torch.zeros(len(probs), dtype=torch.float64)
-
-
-def texts_with(
-    make_drafter: Callable[[], Drafter],
-    settings: Settings,
-    table: Tensor,
-    eos: int = -1,
-    rejection: type[EnumeratedRejection] = EnumeratedRejection,
-) -> dict:
-    """The probability of every text that a run can write."""
-    emitted: dict[tuple[int, ...], float] = defaultdict(float)
-    runs = Walk()
-    for _ in runs.runs():
-        with pytest.MonkeyPatch.context() as patch:
-            if settings.rule == REJECTION:
-                rule: Rule = rejection(settings, runs)
-            else:
-                rule = chosen = EnumeratedMatch(settings, runs)
-                patch.setattr(match.noise, "draw", chosen.drawn)
-            events = list(batch.decode(Decoding(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos}))))
-        emitted[tuple(ids_of(events))] += runs.weight
-    return dict(emitted)
-
-
-ENUMERATED = [
-    Settings(temperature=1, k=6, max_new_tokens=4, tree=True),
-    Settings(temperature=0.7, k=6, max_new_tokens=3, tree=True),
-    Settings(temperature=1.5, k=6, max_new_tokens=4, top_k=2, tree=True),
-    Settings(temperature=0, k=6, max_new_tokens=6, tree=True),
-]
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    ("name", "settings", "eos"),
-    [
-        *((name, settings, -1) for name in TREES for settings in ENUMERATED),
-        ("any", ENUMERATED[0], 1),  # a drafted child ends the text
-        ("prompt-lookup", ENUMERATED[0], -1),
-        ("suffix", ENUMERATED[0], -1),
-        ("suffix with memory", ENUMERATED[0], -1),
-        ("lookahead", ENUMERATED[0], -1),
-        ("lookahead", ENUMERATED[3], -1),
-    ],
-)
-def test_the_text_follows_the_targets_distribution(
-    table: Tensor, name: str, settings: Settings, eos: int, rule: str
-) -> None:
-    settings = replace(settings, rule=rule)
-    drafters: dict[str, Callable[[], Drafter]] = {
-        "prompt-lookup": PromptLookup,
-        "suffix": Suffix,
-        "suffix with memory": lambda: Suffix([[*PROMPT, 0, 1, 2, 3], [*PROMPT, 1, 1]]),
-        "lookahead": Lookahead,
-    }
-    emitted = texts_with(drafters.get(name, lambda: Planting(TREES[name])), settings, table, eos)
-    assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
-    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, eos)) < 1e-12
-
-
-def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table: Tensor) -> None:
-    """The classic mistake: top-k children are not drawn from q, so min(1, p / q) is no test of them."""
-
-    class ByRatio(EnumeratedRejection):
-        def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-            if draft.parents is None:
-                return super().verify(logits, draft, position)
-            p, q, kind = probabilities(logits, self.settings)[0].tolist(), [0.4, 0.3, 0.2, 0.1], TokenKind.ACCEPTED
-            for token in draft.token_ids:
-                chance = min(1.0, p[token] / q[token])
-                if self.runs.choose([(True, chance), (False, 1 - chance)]):
-                    break
-                left = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
-                p, q[token] = [a / sum(left) for a in left], 0.0
-                q = [b / sum(q) for b in q]
-            else:
-                token, kind = self.runs.choose([((x, TokenKind.RESAMPLED), a) for x, a in enumerate(p)])
-            return Verdict((), token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
-
-    settings = replace(ENUMERATED[0], rule=REJECTION)
-    emitted = texts_with(lambda: Planting(lambda *_: ([0, 1], [-1, -1])), settings, table, rejection=ByRatio)
-    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
-
-
-# The text itself, under the match rule ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule: str) -> None:
-    for limit in (1, 2, 3, 17):
-        settings = Settings(k=20, temperature=1, max_new_tokens=limit, rule=rule, tree=True)
-        runner = TableRunner(table, capacity=len(PROMPT) + limit + MAX_NODES)
-        events = list(decode(runner, Planting(TREES["every text of two"]), PROMPT, settings))
-        assert len(ids_of(events)) == limit
-        ended = list(decode(TableRunner(table), Planting(TREES["every text of two"]), PROMPT, settings, frozenset({1})))
-        assert 1 not in ids_of(ended)[:-1]
-        if rule == MATCH:
-            assert ids_of(ended) == plain_text(TableRunner(table), PROMPT, settings, frozenset({1}))
+# Who follows a tree ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -263,8 +79,8 @@ def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
     class Both(Planting):
         """A tree in every other round, and the head's chain in the others."""
 
-        def __init__(self, head: Eagle) -> None:
-            super().__init__(TREES["every text of two"])
+        def __init__(self, head: Drafter) -> None:
+            super().__init__(TREE_OF_TWO)
             self.head, self.turn = head, 0
 
         def reset(self, prompt_ids: Sequence[int]) -> None:
@@ -287,9 +103,7 @@ def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
             self.head.observe(verdict)
 
     runner = toy.target_runner(256)
-    head = toy.drafter("eagle", runner, settings)
-    assert isinstance(head, Eagle)
-    list(decode(runner, Both(head), PROMPT, settings))
+    list(decode(runner, Both(toy.drafter("eagle", runner, settings)), PROMPT, settings))
     assert checked > 3
 
 
@@ -298,8 +112,6 @@ def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
 
 def test_the_outcomes_of_a_tree_written_out() -> None:
     """The target counts 0, 1, 2, ...; the tree holds 3 and 2 after 1, then 3 and 0 after 2, then 1 after 3."""
-    from tests.unit.toys import counting_table
-
     shape: Shape = ([3, 2, 3, 0, 1], [-1, -1, 1, 1, 2])
     settings = Settings(k=5, max_new_tokens=8, tree=True)
     prefilled, first, second, *_ = decode(
@@ -324,8 +136,8 @@ def test_the_outcomes_of_a_tree_written_out() -> None:
 
 def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
     settings = Settings(k=6, max_new_tokens=12, tree=True)
-    events = list(decode(TableRunner(table), Planting(TREES["any"]), PROMPT, settings))
-    plain = list(decode(TableRunner(table), NoDrafter(), PROMPT, Settings(k=0, max_new_tokens=12)))
+    events = list(decode(TableRunner(table), Planting(HOSTILE_TREES["any"]), PROMPT, settings))
+    plain = list(decode(TableRunner(table), Scripted(lambda *_: []), PROMPT, Settings(k=0, max_new_tokens=12)))
     with pytest.raises(BadInput, match="trees"):
         explain(plain, events)
     entries = [Entry("one", event, Spans((), ["y"] * len(getattr(event, "drafted", ())))) for event in events]
@@ -338,7 +150,7 @@ def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) ->
     settings = Settings(k=12, temperature=1, max_new_tokens=30, rule=rule, tree=True)
     chosen = rule_for(settings)
     entries = []
-    for event in decode(TableRunner(table), Planting(TREES["any"]), PROMPT, settings, rule=chosen):
+    for event in decode(TableRunner(table), Planting(HOSTILE_TREES["any"]), PROMPT, settings, rule=chosen):
         places = probabilities_of(event, chosen, str)
         if isinstance(event, Round):
             assert len(places) == len(event.emitted)
@@ -421,7 +233,7 @@ def test_two_trees_become_one_where_they_agree() -> None:
 
 
 def test_prompt_lookup_merges_what_followed_the_same_words() -> None:
-    lookup = PromptLookup()
+    lookup = drafter("prompt-lookup")
     text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2]
     draft = lookup.propose_tree(text, 4, 3)
     assert (draft.token_ids, draft.parents) == ([3, 4, 8, 9], [-1, -1, 0, 0])  # 3 came twice, 8 lately
@@ -437,8 +249,8 @@ def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
     found = 0
     for _ in range(60):
         text = [choose.randrange(6) for _ in range(30)]
-        chain = PromptLookup().propose(text, 3).token_ids
-        tree = PromptLookup().propose_tree(text, MAX_NODES, 3)
+        chain = drafter("prompt-lookup").propose(text, 3).token_ids
+        tree = drafter("prompt-lookup").propose_tree(text, MAX_NODES, 3)
         last = -1
         for token in chain:
             at = [node for node, parent in enumerate(tree.parents or ()) if parent == last]
