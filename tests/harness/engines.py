@@ -198,9 +198,9 @@ class EngineToy(ModelToy):
         return self.draft_runners[-1]
 
 
-def capture_heads(toy: Any) -> None:
-    """As on a GPU; the calls are `recorded`."""
-    for name in toy.heads:
+def capture_heads(toy: Any, *names: str) -> None:
+    """Those named, or all, as on a GPU; the calls are `recorded`."""
+    for name in names or toy.heads:
         drafter_class(name).capture(toy.heads[name], recorded)  # type: ignore[attr-defined]
 
 

@@ -14,37 +14,26 @@ from torch import Tensor
 
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters import draft_model
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.chain import CapturedChains
 from specdemo.drafters.heads import eagle
-from specdemo.drafters.heads.block import DFlash2, DSpark
-from specdemo.drafters.heads.drafter import DEEPEST, HeadDrafter
+from specdemo.drafters.heads.drafter import DEEPEST
 from specdemo.drafters.tree import grow_by_logits
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
 from specdemo.types import MAX_K, MAX_NODES, REJECTION, RULES, Draft, DraftOutcome, NotFinite, Settings
 from tests.gpu.helpers import ByTable, tree_of_host
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, TableRunner, paths_of, random_table
+from tests.harness.engines import capture_heads, recorded, tiny_model
+from tests.harness.enumeration import distance, emitted_distribution
+from tests.harness.texts import true_texts
+from tests.harness.toys import ModelToy, head_after
 from tests.unit import test_graph
-from tests.unit.enumerate_decode import distance, emitted_distribution
-from tests.unit.test_graph import GraphToy, captured_apart, graph_toy, run
-from tests.unit.test_trees import ENUMERATED, texts_with
-from tests.unit.toys import (
-    MODEL_VOCAB,
-    PROMPT,
-    ModelToy,
-    TableRunner,
-    head_after,
-    ids_of,
-    paths_of,
-    random_table,
-    recorded,
-    tiny_model,
-    true_texts,
-)
+from tests.unit.test_graph import captured_apart, graph_toy, run
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 SETTINGS = [
@@ -53,10 +42,15 @@ SETTINGS = [
     Settings(temperature=1, top_k=5, top_p=0.9, tree=True),
     Settings(temperature=1, rule=REJECTION, tree=True),
 ]
-HEADS: list[type[HeadDrafter]] = [*test_graph.HEADS, DSpark, DFlash2]
-KINDS = {kind.name: kind for kind in HEADS}
-CAPTURED = [kind.name for kind in test_graph.HEADS]
+CAPTURED = ["eagle", "block", "medusa", "p-eagle"]
+HEADS = [*CAPTURED, "dspark", "dflash2"]
 CHAIN = Settings(temperature=1, k=2, max_new_tokens=4, rule=REJECTION)
+ENUMERATED = [
+    Settings(temperature=1, k=6, max_new_tokens=4, tree=True),
+    Settings(temperature=0.7, k=6, max_new_tokens=3, tree=True),
+    Settings(temperature=1.5, k=6, max_new_tokens=4, top_k=2, tree=True),
+    Settings(temperature=0, k=6, max_new_tokens=6, tree=True),
+]
 MOST_LAUNCHES, MORE_TO_MOVE = 20, 6
 
 
@@ -125,10 +119,10 @@ def test_logits_that_are_no_numbers_are_refused_wherever_they_are_read() -> None
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", HEADS)
 def test_a_captured_head_grows_the_tree_that_it_grows_uncaptured(name: str, settings: Settings) -> None:
     whole, captured = (ModelToy(model=tiny_model("llama")) for _ in range(2))
-    KINDS[name].capture(captured.heads[name], recorded)
+    capture_heads(captured, name)
     for nodes, depth in ((20, 4), (MAX_NODES, 40), (1, 1)):
         trees = [head_after(toy, name, TEXT, settings).propose_tree(TEXT, nodes, depth) for toy in (whole, captured)]
         assert same(*trees)
@@ -261,8 +255,8 @@ class ByPairs(Drafter):
     name = "pairs"
     branches = True
 
-    def __init__(self, table: Tensor, settings: Settings) -> None:
-        self.table, self.rule, self.trees = table, rule_for(settings), by_table(table, 2)
+    def __init__(self, table: Tensor, rule: Rule) -> None:
+        self.table, self.rule, self.trees = table, rule_for(rule.settings), by_table(table, 2)
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         return self.trees.draw([self.table[context[-1:]]], nodes, depth, self.rule, len(context))
@@ -272,11 +266,14 @@ class ByPairs(Drafter):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("settings", ENUMERATED, ids=str)
 def test_the_text_follows_the_targets_distribution(table: Tensor, settings: Settings, rule: str) -> None:
-    settings = replace(settings, rule=rule)
-    own = random_table(7)[0].log().float()
-    emitted = texts_with(partial(ByPairs, own, settings), settings, table)
+    settings, own = replace(settings, rule=rule), random_table(7)[0].log().float()
+    emitted = emitted_distribution(partial(decoding, table, partial(ByPairs, own)), settings)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+
+
+def decoding(table: Tensor, make: Callable[[Rule], Drafter], rule: Rule) -> Decoding:
+    return Decoding(TableRunner(table), make(rule), PROMPT, rule)
 
 
 class ChainByPairs(Drafter):
@@ -316,29 +313,8 @@ def test_a_text_with_captured_chains_follows_the_targets_distribution(
         nonlocal longest
         longest = max(longest, *(len(event.emitted) for event in events if isinstance(event, Round)))
 
-    def start(rule: Rule) -> tuple[TableRunner, Drafter]:
-        return TableRunner(table), ChainByPairs(own, token_ids, rule)
-
-    emitted = emitted_distribution(start, PROMPT, settings, seen=seen)
+    made = partial(decoding, table, partial(ChainByPairs, own, token_ids))
+    emitted = emitted_distribution(made, settings, seen=seen)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-6)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-6
     assert longest == 3, "both tokens passed in some run"
-
-
-@pytest.fixture(scope="module")
-def on_graphs() -> GraphToy:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph, "ROOM", 128)
-        return graph_toy()
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("tree", [True, False], ids=["tree", "chain"])
-@pytest.mark.parametrize("name", [*CAPTURED, "draft-model"])
-def test_the_text_is_the_targets_own(on_graphs: GraphToy, name: str, tree: bool, temperature: float) -> None:
-    settings = Settings(k=20 if tree else 4, temperature=temperature, seed=3, max_new_tokens=30, tree=tree)
-    alone_ = ids_of(list(run(on_graphs, "none", replace(settings, k=0, tree=False))))
-    events = list(run(on_graphs, name, settings))
-    assert ids_of(events) == alone_
-    assert any(event.drafted for event in events if isinstance(event, Round))
