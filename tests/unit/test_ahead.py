@@ -1,4 +1,7 @@
-"""Drafting ahead changes when tokens are drafted, and nothing else."""
+"""Drafting ahead changes when tokens are drafted, and nothing else.
+
+That the distribution stays the target's, with Saguaro sampling too, is tested in `test_distribution`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,7 @@ from torch import Tensor
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.rejection import Rejection, saguaro
-from specdemo.decoding.rule import Drawn
-from specdemo.decoding.sampling import probabilities
+from specdemo.decoding.rejection import saguaro
 from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.names import DRAFTERS, drafter_class
@@ -30,23 +31,13 @@ from specdemo.racing.race import check_rule, race, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
-from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
+from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings
 from specdemo.ui.race.messages import event_of
-from tests.unit import enumerate_decode
-from tests.unit.enumerate_decode import distance, emitted_distribution
-from tests.unit.test_batch import SharingToy
-from tests.unit.toys import (
-    PROMPT,
-    TableRunner,
-    TableToy,
-    alike_toy,
-    certain_toy,
-    decode,
-    ids_of,
-    p_value,
-    tiny_model,
-    true_texts,
-)
+from tests.harness.doubles import PROMPT, TableRunner, draft_in_turn, ids_of
+from tests.harness.engines import EngineToy, mixed, tiny_model
+from tests.harness.mistakes import ByArgmax
+from tests.harness.texts import decode, p_value, true_texts
+from tests.harness.toys import TableToy, alike_toy
 
 ABLE = [name for name, entry in DRAFTERS.items() if entry.drafts_ahead]
 TEXT = list(range(9)) * 3
@@ -85,14 +76,10 @@ def toy(tmp_path: Path) -> TableToy:
 
 
 @pytest.fixture(scope="module")
-def native() -> SharingToy:
+def native() -> EngineToy:
     """The draft model is right now and then."""
     model = tiny_model("llama")
-    draft = tiny_model("llama", seed=1)
-    weights = {name: 0.9 * weight + 0.1 * draft.state_dict()[name] for name, weight in model.state_dict().items()}
-    near = type(model)(model.config).eval()
-    near.load_state_dict(weights)
-    return SharingToy(model=model, draft_model=near, skip_layers=2)
+    return EngineToy(model=model, draft_model=mixed(model, tiny_model("llama", seed=1), 0.1), skip_layers=2)
 
 
 def test_a_drafter_says_whether_it_can() -> None:
@@ -106,7 +93,7 @@ def test_a_drafter_says_whether_it_can() -> None:
 @pytest.mark.parametrize("rule", [MATCH, REJECTION])
 @pytest.mark.parametrize("name", ABLE)
 def test_the_text_is_the_one_without(
-    native: SharingToy, name: str, rule: str, temperature: float, each: int, in_turn: bool
+    native: EngineToy, name: str, rule: str, temperature: float, each: int, in_turn: bool
 ) -> None:
     """Also under rejection: a draft that was prepared is the one that would have been drafted."""
     settings = Settings(k=3, temperature=temperature, rule=rule, max_new_tokens=60, seed=each)
@@ -140,12 +127,6 @@ def test_texts_that_end_in_mid_round_are_those_without(toy: TableToy, name: str)
     assert not [thread for thread in threading.enumerate() if thread.name == "ahead"]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ABLE)
-def test_sampled_texts_have_the_targets_distribution_under_rejection(toy: TableToy, name: str) -> None:
-    assert sampled(toy, name, DraftingAhead, rule_for) > 1e-3
-
-
 # Saguaro sampling -------------------------------------------------------------------------------------------
 
 SAGUARO = replace(UNSCALED, k=2, saguaro=0.2)
@@ -161,54 +142,6 @@ def test_saguaro_scales_the_likeliest_tokens_and_leaves_the_ratios_of_the_others
         assert torch.allclose(expected, q)
 
 
-def enumerated(toy: TableToy, settings: Settings) -> float:
-    """The largest error in the probability of a text of four tokens, over every run that can be."""
-
-    def start(shared: Any) -> tuple[TableRunner, Any]:
-        runner = toy.target_runner(32)
-        return runner, toy.drafter("draft-model", runner, settings, shared)
-
-    texts = emitted_distribution(start, PROMPT, settings)
-    return distance(texts, true_texts(toy.target, PROMPT, settings.max_new_tokens, settings))
-
-
-class Unscaled(Rejection):
-    """Draws by q', and tests by the q of the drafter."""
-
-    def draw(self, logits: Tensor, number: Tensor | None, token_ids: Tensor | None = None) -> Drawn:
-        q, column = probabilities(logits, self.settings), Rejection.draw(self, logits, number, token_ids).column
-        return Drawn(column, q[0].gather(0, column), q)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("each", [1, 2])
-@pytest.mark.parametrize("factor", [0.01, 0.5])
-@pytest.mark.parametrize("warped", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.5, "top_k": 2}])
-def test_saguaro_leaves_the_targets_distribution(
-    tmp_path: Path, warped: dict[str, Any], factor: float, each: int
-) -> None:
-    """By enumeration."""
-    assert enumerated(certain_toy(tmp_path), replace(SAGUARO, saguaro=factor, ahead=each, **warped)) < 1e-12
-
-
-def test_the_enumeration_catches_a_test_by_the_unscaled_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(enumerate_decode.Scripted, "draw", Unscaled.draw)
-    assert enumerated(certain_toy(tmp_path), SAGUARO) > 1e-2
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("k", [1, 2])
-def test_sampled_texts_have_the_targets_distribution_with_saguaro(toy: TableToy, k: int) -> None:
-    """Four tokens, written by several rounds whose drafts are prepared ahead."""
-    assert sampled(toy, "draft-model", DraftingAhead, rule_for, settings=replace(SAGUARO, k=k)) > 1e-3
-
-
-def test_chi_square_catches_a_test_by_the_unscaled_distribution(toy: TableToy) -> None:
-    assert sampled(toy, "draft-model", DraftingAhead, Unscaled, settings=SAGUARO) < 1e-6
-
-
 class Never(DraftingAhead):
     """Prepares nothing."""
 
@@ -217,7 +150,7 @@ class Never(DraftingAhead):
 
 
 @pytest.mark.parametrize("each", [1, 3])
-def test_with_saguaro_a_draft_that_was_prepared_is_the_one_that_would_be_drafted(native: SharingToy, each: int) -> None:
+def test_with_saguaro_a_draft_that_was_prepared_is_the_one_that_would_be_drafted(native: EngineToy, each: int) -> None:
     settings = replace(SAGUARO, k=3, temperature=0.8, max_new_tokens=60, ahead=each)
     events, without = (
         list(started(native, "draft-model", settings, in_turn=True, kind=kind, prompt=TEXT))
@@ -258,16 +191,6 @@ def test_without_rejection_sampling_or_drafts_ahead_saguaro_changes_nothing(
 # What the published code does ---------------------------------------------------------------------------------
 
 
-class ByArgmax(Rejection):
-    """Accepts a filler where it is the likeliest token, as the published code does on a miss."""
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        if not (draft.ahead and not draft.ahead.hit and draft.ahead.prepared):
-            return super().verify(logits, draft, position)
-        accepted = probabilities(logits, replace(self.settings, temperature=0))
-        return super().verify(torch.cat([accepted[: len(draft.token_ids)].log(), logits[-1:]]), draft, position)
-
-
 class Filling(DraftingAhead):
     """On a miss it drafts any token, at once."""
 
@@ -281,27 +204,20 @@ class Filling(DraftingAhead):
 
 @pytest.mark.slow
 def test_fillers_are_harmless_where_the_rule_tests_them_and_not_where_argmax_does(toy: TableToy) -> None:
-    assert sampled(toy, "draft-model", Filling, rule_for) > 1e-3
-    assert sampled(toy, "draft-model", Filling, ByArgmax, 2000) < 1e-6
+    assert sampled(toy, rule_for) > 1e-3
+    assert sampled(toy, ByArgmax, 2000) < 1e-6
 
 
-def sampled(
-    toy: TableToy,
-    name: str,
-    kind: type[DraftingAhead],
-    make_rule: Callable[[Settings], Any],
-    texts: int = 400,
-    settings: Settings = UNSCALED,
-) -> float:
-    """The p-value of texts of four tokens, written by several rounds, against the target alone."""
+def sampled(toy: TableToy, make_rule: Callable[[Settings], Any], texts: int = 400) -> float:
+    """The p-value of texts of four tokens, written by several rounds with fillers, against the target alone."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(texts):
-        seeded = replace(settings, seed=seed)
+        seeded = replace(UNSCALED, seed=seed)
         runner, rule = toy.target_runner(16), make_rule(seeded)
-        drafter = kind.over(toy.drafter(name, runner, seeded, rule), runner, rule)
+        drafter = Filling.over(toy.drafter("draft-model", runner, seeded, rule), runner, rule)
         drafter.in_turn = True
         found[tuple(ids_of(list(decode(runner, drafter, PROMPT, seeded, rule=rule))))] += 1
-    return p_value(found, true_texts(toy.target, PROMPT, 4, settings))
+    return p_value(found, true_texts(toy.target, PROMPT, 4, UNSCALED))
 
 
 # Trouble ----------------------------------------------------------------------------------------------------
@@ -461,7 +377,7 @@ def test_auto_learns_what_a_draft_costs_that_was_not_prepared(toy: TableToy, mon
 
 
 def test_a_lane_drafts_ahead_and_its_trace_says_so(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DraftingAhead, "in_turn", True)  # a pass of these targets takes no time
+    draft_in_turn(monkeypatch)
     first, second = read_lanes(["draft-model:3:ahead", "layer-skip:2"])
     assert (first.name, first.ahead, second.ahead) == ("draft-model:3:ahead", 3, 0)
     settings = first.settings_in(replace(SETTINGS, seed=5))
