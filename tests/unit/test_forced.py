@@ -1,99 +1,41 @@
-"""Schemas and grammars: the text is the masked target's own, its distribution too, and what is forced is drafted."""
+"""Schemas and grammars: the mask, what is forced, what is refused and what it may cost.
+
+That the text is the masked target's own, and its distribution, is tested in `test_texts` and `test_distribution`.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from llguidance import LLTokenizer, TokenizerWrapper
-from torch import Tensor
+from llguidance import LLTokenizer
 
 from specdemo.cli.options import read_grammar
-from specdemo.decoding.batch import decode
 from specdemo.decoding.constraint import Constraint, tokenizer_of
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.loop import rule_for
-from specdemo.decoding.rejection import TESTING, Rejection, residual, verify
-from specdemo.decoding.rule import Rule
-from specdemo.decoding.sampling import probabilities, sample
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
-from specdemo.racing.race import decoding_of, start
+from specdemo.racing.race import start
 from specdemo.racing.summary import report
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import MAX_K, BadInput, Draft, DraftOutcome, Settings, TokenKind, Verdict
-from tests.unit.enumerate_decode import VerifyFn, distance, emitted_distribution
-from tests.unit.toys import (
-    DRAFTER_NAMES,
-    PROMPT,
-    VOCAB,
-    TableToy,
-    byte_tokenizer,
-    ids_of,
-    letters_tokenizer,
-    ngram_file,
-    p_value,
-    random_table,
-    rounds_of,
-    warped,
-)
-
-EXACT, ROUNDED = 1e-12, 1e-6  # in float64, and where a drafter's own distribution is in float32
-TOKENS = [b"a", b"b", b"ab", b"<end>"]  # of the toy
-END = 3
-GRAMMAR = "start: /[ab]{1,2}abba[ab]{1,2}/"
-XS = ["a", "b", "aa", "ab", "ba", "bb"]
-LANGUAGE = {f"{before}abba{after}" for before in XS for after in XS}
-DRAFTING = [name for name in DRAFTER_NAMES if name != "none"]
-
-
-class Letters:
-    """The toy's tokenizer for llguidance: the longest token first."""
-
-    eos_token_id, bos_token_id, tokens, special_token_ids = END, None, TOKENS, [END]
-
-    def __call__(self, text: bytes) -> list[int]:
-        ids: list[int] = []
-        while text:
-            found = next((token for token in (2, 0, 1) if text.startswith(TOKENS[token])), None)
-            ids += [] if found is None else [found]
-            text = text[1 if found is None else len(TOKENS[found]) :]
-        return ids
-
-
-@cache
-def letters() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(Letters()), eos_token=[END])
-
-
-@dataclass
-class GrammarToy(TableToy):
-    eos_ids: frozenset[int] = frozenset({END})
-
-    def constraint(self, grammar: str) -> Constraint:
-        return Constraint.of(grammar, letters())
+from specdemo.types import BadInput, Draft, DraftOutcome, Settings
+from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, letters_tokenizer, random_table, rounds_of
+from tests.harness.grammar import END, GRAMMAR, LANGUAGE, TOKENS, constraint_of, may_follow, written
+from tests.harness.toys import TableToy
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> GrammarToy:
-    """A target that may write anything, and drafters that know little of it."""
-    ngrams = ngram_file(tmp_path_factory.mktemp("ngram"), VOCAB)
-    target, early = random_table(1), random_table(3)
-    mixed = 0.5 * target + 0.5 * random_table(2, support=2)
-    return GrammarToy(target=target, draft_model=mixed, early=early, ngram_table=ngrams, tokenizer=letters_tokenizer())
-
-
-def written(text: Sequence[int]) -> str:
-    return b"".join(TOKENS[token] for token in text if token != END).decode()
+def toy() -> TableToy:
+    """A target that may write anything."""
+    return TableToy(target=random_table(1), tokenizer=letters_tokenizer(), eos_ids=frozenset({END}))
 
 
 def in_language(text: Sequence[int]) -> list[bool]:
@@ -103,38 +45,12 @@ def in_language(text: Sequence[int]) -> list[bool]:
     return [*longer, begun in LANGUAGE]
 
 
-@cache
-def may_follow(text: tuple[int, ...]) -> list[bool]:
-    """Which tokens the mask allows after a text, asked once and anew."""
-    constraint = Constraint.of(GRAMMAR, letters())
-    assert constraint.advance(text) == len(text)
-    return constraint.allowed(VOCAB).tolist()
-
-
-def masked_texts(table: Tensor, length: int, settings: Settings) -> dict[tuple[int, ...], float]:
-    """The probability of every text of `length` tokens, or fewer if it ends, of the masked target alone."""
-    texts: dict[tuple[int, ...], float] = {}
-
-    def walk(text: tuple[int, ...], weight: float) -> None:
-        if len(text) == length or (text and text[-1] == END):
-            texts[text] = weight
-            return
-        row = table[tuple((*PROMPT, *text)[-2:])].tolist()
-        masked = [p * allowed for p, allowed in zip(row, may_follow(text), strict=True)]
-        for token, p in enumerate(warped(masked, settings)):
-            if p:
-                walk((*text, token), weight * p)
-
-    walk((), 1.0)
-    return texts
-
-
 def asked(settings: Settings) -> Settings:
     return replace(settings, grammar=GRAMMAR)
 
 
-def run(toy: Any, name: str, settings: Settings, rule: Rule | None = None) -> list[Event]:
-    return list(decode(decoding_of(toy, name, PROMPT, rule or rule_for(settings), None)))
+def run(toy: Any, name: str, settings: Settings) -> list[Event]:
+    return list(start(toy, name, PROMPT, settings))
 
 
 # The mask --------------------------------------------------------------------------------------------------
@@ -152,7 +68,7 @@ def test_the_mask_is_that_of_the_grammar_and_the_end_is_allowed_where_a_text_is_
     """Where one text is forced, the mask allows its own tokens alone, else whatever can follow."""
     beginnings, certain = list(all_beginnings()), 0
     for text in beginnings:
-        constraint = Constraint.of(GRAMMAR, letters())
+        constraint = constraint_of()
         constraint.advance(text)
         allowed, possible = may_follow(text), in_language(text)
         assert constraint.finished == (written(text) in LANGUAGE) == allowed[END]
@@ -166,7 +82,7 @@ def test_the_mask_is_that_of_the_grammar_and_the_end_is_allowed_where_a_text_is_
 
 def test_the_mask_depends_on_the_text_alone() -> None:
     """And not on what was asked or tried before: else a draft could change the text."""
-    waiting: list[tuple[tuple[int, ...], Constraint]] = [((), Constraint.of(GRAMMAR, letters()))]
+    waiting: list[tuple[tuple[int, ...], Constraint]] = [((), constraint_of())]
     while waiting:
         text, constraint = waiting.pop()
         constraint.forced()
@@ -182,7 +98,7 @@ def test_the_mask_depends_on_the_text_alone() -> None:
 def test_what_is_forced_is_the_beginning_of_every_text_that_can_follow() -> None:
     some = 0
     for text in all_beginnings():
-        constraint = Constraint.of(GRAMMAR, letters())
+        constraint = constraint_of()
         constraint.advance(text)
         forced, begun = constraint.forced(), written(text)
         assert all(whole.startswith(begun + written(forced)) for whole in LANGUAGE if whole.startswith(begun))
@@ -192,14 +108,14 @@ def test_what_is_forced_is_the_beginning_of_every_text_that_can_follow() -> None
 
 
 def test_a_text_that_can_only_end_is_forced_to() -> None:
-    constraint = Constraint.of('start: "ab" "ba"', letters())
+    constraint = constraint_of('start: "ab" "ba"')
     assert constraint.forced() == [2, 1, 0, END]
     constraint.advance([2, 1, 0])
     assert constraint.forced() == [END]
 
 
 def test_each_row_of_a_tree_is_masked_by_the_tokens_before_it() -> None:
-    constraint = Constraint.of(GRAMMAR, letters())
+    constraint = constraint_of()
     draft = Draft([0, 1, END, 2, 0], parents=[-1, 0, 0, -1, 2])  # token 2 is forbidden, and so is what follows it
     masked = constraint.masked(torch.zeros(6, VOCAB), draft)
     anything = [True] * VOCAB
@@ -209,153 +125,13 @@ def test_each_row_of_a_tree_is_masked_by_the_tokens_before_it() -> None:
 
 
 def test_padding_is_forbidden() -> None:
-    masked = Constraint.of(GRAMMAR, letters()).masked(torch.zeros(1, VOCAB + 2), Draft())
+    masked = constraint_of().masked(torch.zeros(1, VOCAB + 2), Draft())
     assert (masked == 0).tolist() == [[True, True, True, False, False, False]]
 
 
-# Match: the masked target's own text -----------------------------------------------------------------------
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", DRAFTING)
-@pytest.mark.parametrize(("k", "tree"), [(1, False), (4, False), (MAX_K, False), (8, True)])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_text_is_that_of_the_masked_target_alone(
-    toy: GrammarToy, name: str, k: int, tree: bool, temperature: float
-) -> None:
-    accepted = forced = 0
-    for seed in range(3):
-        settings = asked(Settings(temperature=temperature, k=k, tree=tree, seed=seed, max_new_tokens=20))
-        alone, drafted = run(toy, "none", replace(settings, k=0, tree=False)), run(toy, name, settings)
-        assert ids_of(drafted) == ids_of(alone)
-        assert written(ids_of(drafted)) in LANGUAGE
-        assert ids_of(drafted)[-1] == END
-        assert not any(event.drafted for event in rounds_of(alone)), "plain decoding drafts nothing"
-        for event in rounds_of(drafted):
-            assert len(event.drafted) <= k
-            accepted += sum(token.outcome is DraftOutcome.ACCEPTED for token in event.drafted)
-            forced += bool(event.drafted)
-    assert accepted > 0
-    assert forced > 0
-
-
-def test_the_mask_changes_the_text(toy: GrammarToy) -> None:
+def test_the_mask_changes_the_text(toy: TableToy) -> None:
     settings = Settings(k=0, max_new_tokens=20)
     assert ids_of(run(toy, "none", settings)) != ids_of(run(toy, "none", asked(settings)))
-
-
-# Rejection: the masked target's distribution ---------------------------------------------------------------
-
-ENUMERATED = [
-    Settings(temperature=1, k=2, max_new_tokens=4),
-    Settings(temperature=0.7, k=3, max_new_tokens=5),
-    Settings(temperature=1.5, k=2, max_new_tokens=4, top_k=2),
-    Settings(temperature=0.8, k=2, max_new_tokens=4, top_p=0.8),
-]
-DOUBLE = {"none", "prompt-lookup", "draft-model", "layer-skip"}
-
-
-def emitted(toy: Any, name: str, settings: Settings, rule: VerifyFn = verify) -> dict[tuple[int, ...], float]:
-    def begin(shared: Rule) -> tuple[Any, Any]:
-        made = decoding_of(toy, name, PROMPT, shared, None)
-        return made.runner, made.drafter
-
-    return emitted_distribution(begin, PROMPT, asked(settings), eos_ids=toy.eos_ids, rule=rule)
-
-
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There guesses are drawn without the mask, since it would mean waiting for each."""
-    monkeypatch.setattr(Constraint, "among", lambda constraint, logits, token_ids=None: logits)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("masked_q", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", DRAFTER_NAMES)
-@pytest.mark.parametrize("settings", ENUMERATED, ids=lambda each: f"T{each.temperature}-{each.top_k}-{each.top_p}")
-def test_the_distribution_is_that_of_the_masked_target(
-    toy: GrammarToy, name: str, settings: Settings, masked_q: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not masked_q:
-        as_on_a_gpu(monkeypatch)
-    found = emitted(toy, name, settings)
-    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
-    true = masked_texts(toy.target, settings.max_new_tokens, settings)
-    assert distance(found, true) < (EXACT if name in DOUBLE else ROUNDED)
-
-
-def masked_afterwards(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
-    """q is masked and renormalised after the guesses were drawn from it."""
-    if draft.probs is not None:
-        left = draft.probs * (target_probs[:-1] > 0)
-        draft = replace(draft, probs=left / left.sum(-1, keepdim=True).clamp(min=1e-9) + 1e-12)
-    return verify(target_probs, draft, draws)
-
-
-def forbidden_dropped(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
-    """The draft is cut off before its first forbidden guess, and the next token is a bonus."""
-    token_ids = [int(token) for token in draft.token_ids]
-    good = next((place for place, token in enumerate(token_ids) if not target_probs[place, token]), len(token_ids))
-    probs, q = (None if each is None else each[:good] for each in (draft.probs, draft.q))
-    draws = torch.cat([draws[:good], draws[-1:]])
-    return verify(target_probs[: good + 1], Draft(token_ids[:good], probs, q), draws)
-
-
-@pytest.mark.parametrize("naive", [masked_afterwards, forbidden_dropped])
-def test_the_enumeration_catches_naive_combinations(
-    toy: GrammarToy, naive: VerifyFn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_on_a_gpu(monkeypatch)
-    settings = ENUMERATED[0]
-    assert distance(emitted(toy, "draft-model", settings, naive), masked_texts(toy.target, 4, settings)) > 1e-3
-
-
-class Naive(Rejection):
-    """The naive combination: the test reads the unmasked p against q, and only what is left is masked."""
-
-    def masked(self, logits: Tensor, draft: Draft) -> Tensor:
-        self.unmasked = logits
-        return super().masked(logits, draft)
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        draws, k = self._uniforms(TESTING, range(len(logits))), len(draft.token_ids)
-        self._round += 1
-        p, allowed = probabilities(self.unmasked, self.settings), logits > -torch.inf
-        x = [int(token) for token in draft.token_ids]
-        q = torch.eye(VOCAB, dtype=p.dtype)[x] if draft.probs is None else draft.probs
-        n = 0
-        while n < k and allowed[n, x[n]] and draws[n] < p[n, x[n]] / q[n, x[n]]:
-            n += 1
-        left = residual(p[n], q[n]) if n < k else p[n]
-        left = left * allowed[n]
-        token = int(sample(left if left.sum() else p[n] * allowed[n], draws[k]))
-        kind = TokenKind.RESAMPLED if n < k else TokenKind.BONUS
-        return Verdict(range(n), token, kind, 1.0, [0.0] * k, [1.0] * k, x, draws[:k].tolist())
-
-
-def chi_square(toy: GrammarToy, make_rule: Callable[[Settings], Rule], name: str = "draft-model") -> float:
-    """The p-value of sampled texts against the enumerated distribution of the masked target."""
-    settings = asked(Settings(temperature=0.9, k=3, max_new_tokens=6, rule="rejection"))
-    seeded = (replace(settings, seed=seed) for seed in range(1000))
-    counts = Counter(tuple(ids_of(run(toy, name, each, make_rule(each)))) for each in seeded)
-    return p_value(counts, masked_texts(toy.target, 6, settings))
-
-
-@pytest.mark.slow
-def test_sampled_texts_follow_the_masked_targets_distribution(toy: GrammarToy) -> None:
-    assert chi_square(toy, rule_for) > 1e-4
-
-
-@pytest.mark.slow
-def test_sampled_texts_follow_it_where_guesses_are_drawn_unmasked(
-    toy: GrammarToy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_on_a_gpu(monkeypatch)
-    assert chi_square(toy, rule_for) > 1e-4
-
-
-@pytest.mark.slow
-def test_chi_square_catches_the_naive_combination(toy: GrammarToy) -> None:
-    assert chi_square(toy, Naive) < 1e-6
 
 
 # JSON ------------------------------------------------------------------------------------------------------
@@ -494,7 +270,7 @@ DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
         (f"start: {'x' * 300}", "The grammar cannot be used: at 1(8): unknown name: "),
     ],
 )
-def test_a_wrong_grammar_is_refused_in_one_sentence(toy: GrammarToy, grammar: str, said: str) -> None:
+def test_a_wrong_grammar_is_refused_in_one_sentence(toy: TableToy, grammar: str, said: str) -> None:
     with pytest.raises(BadInput) as refused:
         start(toy, "none", PROMPT, Settings(grammar=grammar))  # type: ignore[arg-type]
     assert str(refused.value).startswith(said)
@@ -509,7 +285,7 @@ def test_what_cannot_be_satisfied_after_what_is_forced_is_said_at_once() -> None
 
 
 def test_what_cannot_be_satisfied_in_the_middle_of_a_text_is_said() -> None:
-    constraint = Constraint.of('start: "a" | "b" T\nT: /a/ & /b/', letters())
+    constraint = constraint_of('start: "a" | "b" T\nT: /a/ & /b/')
     constraint.advance([1])
     with pytest.raises(BadInput, match=r"cannot be followed any further: no text can satisfy it\.$"):
         constraint.allowed(VOCAB)
@@ -531,14 +307,14 @@ COSTLY = {
 def test_a_grammar_that_costs_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, grammar: str) -> None:
     monkeypatch.setattr("specdemo.decoding.constraint.SECONDS", 0.2)
     with pytest.raises(BadInput, match="compiling it takes too much time or memory"):
-        Constraint.of(grammar, letters())
+        constraint_of(grammar)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="has no such limit")
 def test_its_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdemo.decoding.constraint.MEMORY", 1)
     with pytest.raises(BadInput, match="compiling it takes too much time or memory"):
-        Constraint.of("start: /a|b/\n" + "//" * 1000, letters())
+        constraint_of("start: /a|b/\n" + "//" * 1000)
 
 
 @pytest.fixture
@@ -557,7 +333,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
 
 def test_it_is_tried_apart_once_and_only_where_it_may_cost_much(started: list[subprocess.Popen[str]]) -> None:
     Constraint.of(json.dumps(SCHEMA), characters())
-    Constraint.of(GRAMMAR, letters())
+    constraint_of()
     assert not started
     for _ in range(3):
         constraint = Constraint.of('{"type": "integer", "minimum": 10, "maximum": 98, "multipleOf": 7}', characters())
@@ -568,7 +344,7 @@ def test_it_is_tried_apart_once_and_only_where_it_may_cost_much(started: list[su
 
 def test_the_trial_ends_when_it_is_stopped(started: list[subprocess.Popen[str]]) -> None:
     with attended(lambda: bool(started)), pytest.raises(Stopped):
-        Constraint.of(COSTLY["time"], letters())
+        constraint_of(COSTLY["time"])
     assert started[0].returncode
 
 
@@ -622,12 +398,12 @@ def test_a_model_that_ends_no_text_is_refused() -> None:
         tokenizer_of(byte_tokenizer(), 300, frozenset())
 
 
-def test_drafting_ahead_of_a_grammar_is_refused(toy: GrammarToy) -> None:
+def test_drafting_ahead_of_a_grammar_is_refused(toy: TableToy) -> None:
     with pytest.raises(BadInput, match="Drafts ahead of a grammar"):
         start(toy, "draft-model", PROMPT, asked(Settings(ahead=2)))  # type: ignore[arg-type]
 
 
-def test_a_drafter_that_knows_no_allowed_token_drafts_nothing(toy: GrammarToy) -> None:
+def test_a_drafter_that_knows_no_allowed_token_drafts_nothing(toy: TableToy) -> None:
     """Its draft ends there; the target goes on."""
     mute = replace(toy, draft_model=torch.eye(VOCAB, dtype=torch.float64)[END].expand(VOCAB, VOCAB, VOCAB))
     settings = asked(Settings(k=3, max_new_tokens=20))
