@@ -339,10 +339,10 @@ class Clock:
         return self._now
 
 
-def set_clock(patch: pytest.MonkeyPatch, clock: Any) -> None:
-    """By which rounds are timed."""
+def set_clock(patch: pytest.MonkeyPatch, make: Callable[[], Any]) -> None:
+    """By which rounds are timed: one for each module that looks at it."""
     for module in (batch, loop, hardware):
-        patch.setattr(module, "time", clock)
+        patch.setattr(module, "time", make())
 
 
 def draft_in_turn(patch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,15 @@
-"""Several prompts at once: each text is the one that its prompt gets alone, whatever is decoded beside it."""
+"""Several prompts at once: what they share, and that one which fails or rests leaves the others alone.
+
+That each text is the one that its prompt gets alone is tested in `test_texts`.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,19 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding import batch, loop
+from specdemo.decoding import batch
 from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
-from specdemo.drafters.names import drafter_class
-from specdemo.engines import linear, ops
-from specdemo.engines.fused import FusedRunner, SharedPasses
-from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
-from specdemo.engines.native import NativeRunner
 from specdemo.engines.runner import Pass, Wanted
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded, load
@@ -36,65 +32,23 @@ from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.racing.batch import batch as batch_of
 from specdemo.racing.race import drafters_of
 from specdemo.studies.prompts import read_prompts
-from specdemo.system import hardware
 from specdemo.system.progress import Stopped
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
-from tests.unit.enumerate_decode import distance, emitted_distribution
-from tests.unit.test_control import Clock
-from tests.unit.test_graph import ByAddress
-from tests.unit.toys import (
-    DRAFTER_NAMES,
+from tests.harness.doubles import (
     MODEL_VOCAB,
     PROMPT,
-    ModelToy,
+    Clock,
+    Doubtful,
     Scripted,
     TableRunner,
-    certain_toy,
+    Together,
     ids_of,
-    native_runner,
-    ngram_file,
-    oracle,
-    plain_text,
     random_table,
-    recorded,
-    tiny_model,
-    true_texts,
+    set_clock,
 )
-
-
-@dataclass
-class SharingToy(ModelToy):
-    """Tiny models whose runners read together."""
-
-    engine: str = "native"
-
-    @cache  # noqa: B019 (a toy lives as long as its module)
-    def maker(self, which: str) -> Any:
-        """What makes the runners of "model" or of "draft_model"."""
-        model = getattr(self, which)
-        if self.engine == "native":
-            return partial(NativeRunner, native_runner(model, 8).together)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(linear, "library_for", lambda dtype: None)
-            fused = FusedModel.of(model)
-            if self.engine == "fused":
-                return partial(FusedRunner, fused, together=SharedPasses(fused))
-            patch.setattr(graph, "ROOM", 128)
-            if which == "model":
-                for name in self.heads:
-                    drafter_class(name).capture(self.heads[name], recorded)  # type: ignore[attr-defined]
-            functions: Any = ByAddress if self.engine == "graph" else ops
-            return partial(GraphRunner, Graphs(fused, functions, recorded, 1))
-
-    __hash__ = object.__hash__
-
-    def target_runner(self, capacity: int) -> Any:
-        self.runners.append(self.maker("model")(capacity))
-        return self.runners[-1]
-
-    def draft_runner(self, capacity: int) -> Any:
-        self.draft_runners.append(self.maker("draft_model")(capacity))
-        return self.draft_runners[-1]
+from tests.harness.engines import EngineToy, tiny_model
+from tests.harness.texts import plain_text
+from tests.harness.toys import ngram_file
 
 
 @pytest.fixture(scope="module")
@@ -103,22 +57,13 @@ def ngrams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["native"])
-def toy(request: pytest.FixtureRequest, ngrams: Path) -> SharingToy:
+def toy(request: pytest.FixtureRequest, ngrams: Path) -> EngineToy:
     """On the C library, unless a test asks for other engines."""
     models = {"model": tiny_model("llama"), "draft_model": tiny_model("llama", seed=1)}
-    return SharingToy(**models, ngram_table=ngrams, engine=request.param)
+    return EngineToy(**models, ngram_table=ngrams, engine=request.param)
 
 
-ENGINES = ["native", "fused", "graph"]  # "ops" are captured passes of torch's operations
-
-
-def on_every_engine(daily: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The parameters of a test: every day the first ones on each engine, and in the C library one in five others."""
-    _, *further = ENGINES
-    slow = [pytest.param(engine, *each, marks=pytest.mark.slow) for engine in (*further, "ops") for each in others]
-    marks = [() if place % 5 == 0 else pytest.mark.slow for place in range(len(others))]
-    native = [pytest.param("native", *each, marks=mark) for each, mark in zip(others, marks, strict=True)]
-    return [*((engine, *each) for engine in ENGINES for each in daily), *native, *slow]
+ENGINES = ["native", "fused", "graph"]
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -146,47 +91,17 @@ def texts_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[int
     return {index: ids_of(each) for index, each in by_index.items()}
 
 
-EVERY_DAY = [("draft-model", 3, 0.8), ("eagle", 2, 0.0)]
-SOMETIMES = [each for each in product(DRAFTER_NAMES, (2, 16), (0.0, 0.8)) if each not in EVERY_DAY]
-
-
-@pytest.mark.parametrize(
-    ("toy", "name", "count", "temperature"), on_every_engine(EVERY_DAY, SOMETIMES), indirect=["toy"]
-)
-def test_each_text_is_the_one_that_its_prompt_gets_alone(
-    toy: SharingToy, name: str, count: int, temperature: float
-) -> None:
-    """To the bit, with texts, lengths, seeds and K of their own, chains and trees beside each other."""
-    texts = prompts(count)
-    settings = [
-        Settings(
-            k=1 + index % 4,
-            temperature=temperature,
-            max_new_tokens=4 + 3 * index % 23,
-            seed=index,
-            tree=index % 2 == 1 and getattr(toy.drafter(name, toy.target_runner(9), Settings()), "branches", False),
-        )
-        for index in range(count)
-    ]
-    alone = {
-        index: plain_text(toy.target_runner(99), text, each)
-        for index, (text, each) in enumerate(zip(texts, settings, strict=True))
-    }
-    assert texts_of(decode_batch(decodings(toy, name, settings, texts), count)) == alone
-
-
 @pytest.mark.parametrize("name", ["lookup-eagle", "draft-model"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_readers_who_rest_write_the_same_texts(
-    toy: SharingToy, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    toy: EngineToy, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With K = auto, by a clock of chance. They rest now and then, so each drafts after tokens that it has not read."""
     texts, luck, costs = prompts(4), random.Random(1), CostModel({1: 1.0, 16: 1.5, 32: 3.0})
     settings = [Settings(k=AUTO, temperature=temperature, max_new_tokens=50, seed=seed) for seed in range(4)]
     plain = zip(texts, settings, strict=True)
     alone = {index: plain_text(toy.target_runner(99), *each) for index, each in enumerate(plain)}
-    for module in (batch, loop, hardware):
-        monkeypatch.setattr(module, "time", Clock(3))
+    set_clock(monkeypatch, lambda: Clock(3))
     monkeypatch.setattr(Readers, "wake", lambda readers: None)  # as those who draft do
     made = [replace(each, costs=costs) for each in decodings(toy, name, settings, texts)]
     events = list[tuple[int, Event | Failed]]()
@@ -215,7 +130,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[int]]]:
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
 def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
-    toy: SharingToy, shared: list[tuple[Any, list[int]]]
+    toy: EngineToy, shared: list[tuple[Any, list[int]]]
 ) -> None:
     settings = [Settings(k=2, max_new_tokens=length, seed=length) for length in (12, 5, 9, 12, 3)]
     running: set[int] = set()
@@ -230,7 +145,7 @@ def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
 
 @pytest.mark.parametrize("name", ["draft-model", "lookup-eagle", "block", "layer-skip", "none"])
 def test_a_long_prompt_is_read_beside_the_rounds_of_others(
-    toy: SharingToy, name: str, shared: list[tuple[Any, list[int]]]
+    toy: EngineToy, name: str, shared: list[tuple[Any, list[int]]]
 ) -> None:
     """Piece by piece; the drafts, which depend on the states that a head reads, are those of a prompt read alone."""
     texts = [text * length for text, length in zip(prompts(3), (1, 14, 40), strict=True)]
@@ -249,14 +164,14 @@ def test_pieces_are_not_longer_than_what_an_engine_is_exact_for(
 ) -> None:
     monkeypatch.setattr(TableRunner, "exact_rows", exact_rows)
     runner = TableRunner(random_table(1))
-    setattr(runner, "together", Counting())  # noqa: B010
+    runner.together = Together()
     decoding = Decoding(runner, Scripted(lambda *_: []), [0, 1, 2] * 24, rule_for(Settings(k=0, max_new_tokens=2)))
     texts_of(decode_batch([decoding], 2))
     assert [len(ids) for _, ids in runner.passes if len(ids) > 1] == read
 
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
-def test_a_draft_model_reads_for_all_of_them_at_once(toy: SharingToy, shared: list[tuple[Any, list[int]]]) -> None:
+def test_a_draft_model_reads_for_all_of_them_at_once(toy: EngineToy, shared: list[tuple[Any, list[int]]]) -> None:
     settings = [Settings(k=3, max_new_tokens=12, seed=seed) for seed in range(4)]
     list(decode_batch(decodings(toy, "draft-model", settings, prompts(4)), 4))
     models = [(model, len(rows)) for model, rows in shared]
@@ -265,7 +180,7 @@ def test_a_draft_model_reads_for_all_of_them_at_once(toy: SharingToy, shared: li
 
 
 @pytest.mark.parametrize("name", ["eagle", "block"])
-def test_a_head_reads_for_all_of_them_at_once(toy: SharingToy, name: str, shared: list[tuple[Any, list[int]]]) -> None:
+def test_a_head_reads_for_all_of_them_at_once(toy: EngineToy, name: str, shared: list[tuple[Any, list[int]]]) -> None:
     """And drafts for each what it drafts alone, chains of several lengths and trees."""
     settings = [
         Settings(k=1 + seed % 3, temperature=0.8 * (seed % 2), max_new_tokens=20, seed=seed, tree=seed == 3)
@@ -283,7 +198,7 @@ def test_a_head_reads_for_all_of_them_at_once(toy: SharingToy, name: str, shared
 
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
-def test_one_that_fails_leaves_the_others_alone(toy: SharingToy) -> None:
+def test_one_that_fails_leaves_the_others_alone(toy: EngineToy) -> None:
     """A drafter whose probability is no number, and a prompt that has no room."""
     texts, settings = prompts(4), [Settings(k=2, max_new_tokens=9, temperature=0.8, seed=seed) for seed in range(4)]
     alone = texts_of(decode_batch(decodings(toy, "none", settings, texts), 1))
@@ -299,11 +214,6 @@ def test_one_that_fails_leaves_the_others_alone(toy: SharingToy) -> None:
     assert failures == {1: NotFinite, 2: BadInput}
     assert texts_of(iter(events)) == {index: alone[index] for index in (0, 3)}
     assert all(not runner.length for runner in toy.runners)
-
-
-class Doubtful(Scripted):
-    def propose(self, context: Sequence[int], k: int) -> Any:
-        return replace(super().propose(context, k), q=torch.full((k,), torch.nan))
 
 
 class Broken(Exception):
@@ -415,7 +325,7 @@ FAILURES = [
     indirect=["toy"],
 )
 def test_a_pass_that_fails_ends_its_own_text_only(
-    toy: SharingToy, name: str, whose: str, round_: int, late: bool, together: bool, monkeypatch: pytest.MonkeyPatch
+    toy: EngineToy, name: str, whose: str, round_: int, late: bool, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it fails in the first round or later, before or after the rows of the others were read."""
     texts = prompts(4)
@@ -449,7 +359,7 @@ def rounds_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[An
 
 
 @pytest.mark.parametrize("round_", [0, 3])
-def test_a_drafter_that_fails_ends_its_own_text_only(toy: SharingToy, round_: int) -> None:
+def test_a_drafter_that_fails_ends_its_own_text_only(toy: EngineToy, round_: int) -> None:
     """By an error that is not one of ours, in a round of its own; alone it is the same error."""
     texts, settings = prompts(4), [Settings(k=2, max_new_tokens=9, temperature=0.8, seed=seed) for seed in range(4)]
     alone = texts_of(decode_batch(decodings(toy, "none", settings, texts), 1))
@@ -476,7 +386,7 @@ def test_a_drafter_that_fails_ends_its_own_text_only(toy: SharingToy, round_: in
         list(batch.decode(made()[1]))
 
 
-def test_what_stops_the_work_stops_all_of_it(toy: SharingToy) -> None:
+def test_what_stops_the_work_stops_all_of_it(toy: EngineToy) -> None:
     def propose(context: Sequence[int], k: int) -> list[int]:
         raise Stopped
 
@@ -488,7 +398,7 @@ def test_what_stops_the_work_stops_all_of_it(toy: SharingToy) -> None:
 
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
-def test_closing_it_frees_every_cache(toy: SharingToy) -> None:
+def test_closing_it_frees_every_cache(toy: EngineToy) -> None:
     going = decode_batch(decodings(toy, "draft-model", [Settings(max_new_tokens=30)] * 3, prompts(3)), 3)
     for _ in range(12):
         next(going)
@@ -498,47 +408,6 @@ def test_closing_it_frees_every_cache(toy: SharingToy) -> None:
 
 
 # Where an engine reads one sequence, the passes follow each other. -----------------------------------------------
-
-
-@dataclass
-class Counting:
-    """Reads the passes of table runners one after the other, and counts them."""
-
-    sizes: list[int] = field(default_factory=list)
-
-    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
-        self.sizes.append(len(passes))
-        return [each.runner.forward(each.ids, each.parents) for each in passes]
-
-
-@pytest.mark.slow
-def test_the_distribution_is_the_targets_whatever_is_decoded_beside(tmp_path: Any) -> None:
-    """By enumeration under rejection sampling, beside one that ends sooner, one that ends later and one that fails."""
-    toy, counting = certain_toy(tmp_path), Counting()
-    settings = Settings(temperature=1, k=2, max_new_tokens=4, rule=REJECTION)
-
-    def start(rule: Any) -> tuple[TableRunner, Any]:
-        runner = toy.target_runner(32)
-        setattr(runner, "together", counting)  # noqa: B010
-        return runner, toy.drafter("draft-model", runner, settings, rule)
-
-    def beside() -> list[Decoding]:
-        others = [
-            Decoding(toy.target_runner(32), oracle([], 0), PROMPT, rule_for(Settings(k=1, max_new_tokens=1 + 4 * i)))
-            for i in range(2)
-        ]
-        others.append(
-            Decoding(
-                toy.target_runner(32), Doubtful(lambda _, k: [1] * k), PROMPT, rule_for(replace(settings, rule="match"))
-            )
-        )
-        for each in others:
-            setattr(each.runner, "together", counting)  # noqa: B010
-        return others
-
-    emitted = emitted_distribution(start, PROMPT, settings, beside=beside)
-    assert distance(emitted, true_texts(toy.target, PROMPT, 4, settings)) < 1e-12
-    assert max(counting.sizes) > 1
 
 
 def test_runners_that_read_alone_take_turns() -> None:
@@ -558,9 +427,9 @@ def test_runners_that_read_alone_take_turns() -> None:
 
 def test_the_seconds_of_all_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that only passes and drafts move: a pass of 10 seconds is shared by rows."""
-    now, counting = 0.0, Counting()
+    now, counting = 0.0, Together()
 
-    class Slow(Counting):
+    class Slow(Together):
         def read(self, passes: Sequence[Pass]) -> list[Tensor]:
             nonlocal now
             now += 10
@@ -571,12 +440,11 @@ def test_the_seconds_of_all_add_up_to_the_time_that_passed(monkeypatch: pytest.M
         now += 3
         return [0] * k
 
-    for module in (batch, loop, hardware):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    set_clock(monkeypatch, lambda: SimpleNamespace(perf_counter=lambda: now))
     runners = [TableRunner(random_table(1)) for _ in range(3)]
     slow = Slow()
     for runner in runners:
-        setattr(runner, "together", slow)  # noqa: B010
+        runner.together = slow
     asked = [Settings(k=k, max_new_tokens=9) for k in (1, 1, 3)]
     made = [
         Decoding(runner, Scripted(propose), PROMPT, rule_for(each)) for runner, each in zip(runners, asked, strict=True)

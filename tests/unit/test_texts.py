@@ -153,7 +153,7 @@ def test_the_text_is_the_targets_own(toys: Toys, case: Case, monkeypatch: pytest
     toy.runners, toy.draft_runners = [], []
     if case.form.k == AUTO:  # the clock has its say in every K, and in whether a draft is a tree
         toy.costs = KnownCosts(CostModel({1: 1.0, MAX_K + 1: 1.0}), case.drafter, 0.0 if case.form.tree else 0.02)
-        set_clock(monkeypatch, Clock(8))
+        set_clock(monkeypatch, lambda: Clock(8))
     found = drafted(toy, case, prompts, asked)
 
     for events, others in zip(found, plain, strict=True):
