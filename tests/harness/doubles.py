@@ -275,6 +275,7 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
+SYMBOLS = "".join(map(chr, range(256, 256 + MODEL_VOCAB)))  # one for each token of a tiny transformer
 
 
 def letters_tokenizer(vocab: int = VOCAB, letters: str = LETTERS) -> PreTrainedTokenizerFast:

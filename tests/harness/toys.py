@@ -40,6 +40,7 @@ from tools.train.ngram import build_table
 from .doubles import (
     MODEL_VOCAB,
     PROMPT,
+    SYMBOLS,
     VOCAB,
     TableRunner,
     Together,
@@ -173,6 +174,7 @@ class TableToy(Toy):
 
     def __post_init__(self) -> None:
         vocab = self.target.shape[-1]
+        self.tokenizer = self.tokenizer or letters_tokenizer(vocab)
         with torch.random.fork_rng():
             torch.manual_seed(7)
             layers = nn.Embedding(vocab, vocab).double(), nn.Linear(vocab, vocab, bias=False).double()
@@ -202,7 +204,7 @@ def alike_toy(folder: Path) -> TableToy:
     table = random_table(1, support=3)
     mixed = 0.6 * table + 0.4 * random_table(2, support=2)
     ngrams = ngram_file(folder, VOCAB)
-    return TableToy(target=table, draft_model=mixed, early=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
+    return TableToy(target=table, draft_model=mixed, early=mixed, ngram_table=ngrams)
 
 
 def certain_toy(folder: Path) -> TableToy:
@@ -224,6 +226,7 @@ class ModelToy(Toy):
 
     def __post_init__(self) -> None:
         assert self.model is not None
+        self.tokenizer = self.tokenizer or letters_tokenizer(MODEL_VOCAB, SYMBOLS)
         layers = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         embedding, output = (layer.weight.detach() for layer in layers)
         sizes = {"heads": 4, "draft_vocab": MODEL_VOCAB - 20, "window": self.window}

@@ -35,7 +35,6 @@ from tests.harness.doubles import (
     Together,
     draft_in_turn,
     ids_of,
-    letters_tokenizer,
     oracle,
     random_table,
     rounds_of,
@@ -88,9 +87,7 @@ def label(value: Any) -> str | None:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    toy = certain_toy(tmp_path_factory.mktemp("ngram"))
-    toy.tokenizer = letters_tokenizer()
-    return toy
+    return certain_toy(tmp_path_factory.mktemp("ngram"))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
-"""The drafters: greedy text is the target's own whatever they propose, and what each of them does by itself."""
+"""The drafters: what each owes, their list, and what each of them does by itself.
+
+That the text is the target's own whatever they propose is tested in `test_texts`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,46 +16,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from transformers import PreTrainedModel
 
 import specdemo.drafters
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, alone
-from specdemo.decoding.events import Round
+from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import names
 from specdemo.drafters.chain import draw_chain
-from specdemo.drafters.draft_model import DraftModel
-from specdemo.drafters.lookup_first import LookupNgram
 from specdemo.drafters.names import DRAFTERS, drafter_class
-from specdemo.drafters.ngram import Ngram, key_of, load_table
-from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
+from specdemo.drafters.ngram import key_of, load_table
+from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST
 from specdemo.models.presets import load_presets
-from specdemo.racing.race import check_drafter, drafters_of
+from specdemo.racing.race import check_drafter, drafters_of, start
 from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind, Verdict
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
-from tests.unit.toys import (
-    ARCHITECTURES,
-    DRAFTER_NAMES,
-    MODEL_VOCAB,
-    PROMPT,
-    ModelToy,
-    Scripted,
-    TableRunner,
-    TableToy,
-    decode,
-    ids_of,
-    ngram_file,
-    plain_text,
-    random_table,
-    tiny_model,
-)
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, ids_of, random_table
+from tests.harness.engines import ARCHITECTURES, mixed, tiny_model
+from tests.harness.texts import decode, plain_text
+from tests.harness.toys import DRAFTER_NAMES, ModelToy, TableToy, drafter_for, ngram_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 20
-KS = (1, 2, 5, 16)
-PROMPTS = {"repeats itself": [7, 12, 3, 44, 7, 12, 3, 44, 7, 12], "all token 0": [0, 0, 0, 0], "one token": [17]}
+REPEATING = [7, 12, 3, 44, 7, 12, 3, 44, 7, 12]
 
 
 @pytest.fixture(scope="module")
@@ -60,52 +47,20 @@ def table_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ngram_file(tmp_path_factory.mktemp("ngram"), MODEL_VOCAB)
 
 
-def perturbed(model: PreTrainedModel, by: float = 0.02) -> PreTrainedModel:
-    """A copy whose weights are slightly off: a draft model that is right now and then."""
-    other = type(model)(model.config).eval()
-    generator = torch.Generator().manual_seed(9)
-    other.load_state_dict(
-        {name: value + by * torch.randn(value.shape, generator=generator) for name, value in model.state_dict().items()}
-    )
-    return other
-
-
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def toy(request: pytest.FixtureRequest, table_path: Path) -> ModelToy:
-    model = tiny_model(request.param, layers=2)
-    return ModelToy(model=model, draft_model=perturbed(model), ngram_table=table_path, skip_layers=1)
+    model, other = (tiny_model(request.param, seed, layers=2) for seed in (0, 1))
+    return ModelToy(model=model, draft_model=mixed(model, other, 0.05), ngram_table=table_path, skip_layers=1)
 
 
-def greedy(toy: ModelToy, drafter: str | Drafter, prompt: list[int], k: int, eos: int = -1) -> list:
-    settings = Settings(k=k, max_new_tokens=LENGTH)
-    runner = toy.target_runner(len(prompt) + LENGTH)
-    built = toy.drafter(drafter, runner, settings) if isinstance(drafter, str) else drafter
-    return list(decode(runner, built, prompt, settings, frozenset({eos})))
-
-
-# Greedy identity -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def truths(toy: ModelToy) -> dict[str, list[int]]:
-    """What the target writes alone."""
-    return {name: ids_of(greedy(toy, "none", prompt, 0)) for name, prompt in PROMPTS.items()}
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
-def test_greedy_text_is_the_targets_own(toy: ModelToy, truths: dict[str, list[int]], name: str, prompt: str) -> None:
-    truth = truths[prompt]
-    assert len(truth) == LENGTH
-    for k in KS if toy.model is tiny_model("llama", layers=2) else (3, 8):
-        assert ids_of(greedy(toy, name, PROMPTS[prompt], k)) == truth, f"K = {k}"
+def greedy(toy: Any, name: str, prompt: list[int], k: int) -> list[Event]:
+    return list(start(toy, name, prompt, Settings(k=k, max_new_tokens=LENGTH)))
 
 
 def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: ModelToy) -> None:
     outcomes: Counter[DraftOutcome] = Counter()
     kinds: Counter[TokenKind] = Counter()
-    for event in greedy(toy, "draft-model", PROMPTS["repeats itself"], 3):
+    for event in start(cast(Any, toy), "draft-model", REPEATING, Settings(k=3, temperature=0.9, max_new_tokens=60)):
         if isinstance(event, Round):
             outcomes.update(token.outcome for token in event.drafted)
             kinds.update(token.kind for token in event.emitted)
@@ -180,13 +135,21 @@ def test_a_new_file_and_a_line_as_in_the_docs_add_a_drafter(
     check_drafter(loaded, name)  # the command line's
     assert read_request(prompt="a", preset="p", drafter=name, presets=["p"]).drafter == name  # the page's
     assert describe(load_presets()[0]["smollm2-135m"], name).startswith(entry.description)
-    prompt = PROMPTS["all token 0"]
+    prompt = [0, 0, 0, 0]
     drafted = [event for event in greedy(toy, name, prompt, 3) if isinstance(event, Round)]
     assert all(len({token.id for token in event.drafted}) == 1 for event in drafted[:-1])
     assert ids_of(greedy(toy, name, prompt, 3)) == ids_of(greedy(toy, "none", prompt, 0))
 
 
 # Prompt lookup -----------------------------------------------------------------------------------------------
+
+
+LOOKUPS = TableToy()
+
+
+def lookup() -> Drafter:
+    drafter: Drafter = drafter_for(LOOKUPS, "prompt-lookup", Settings())
+    return drafter
 
 
 def looked_up(context: list[int], k: int) -> list[int]:
@@ -201,12 +164,12 @@ def looked_up(context: list[int], k: int) -> list[int]:
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 16))
 def test_prompt_lookup_copies_what_followed_the_latest_longest_match(context: list[int], k: int) -> None:
-    assert list(PromptLookup().propose(context, k).token_ids) == looked_up(context, k)
+    assert list(lookup().propose(context, k).token_ids) == looked_up(context, k)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(1, 6), max_size=12))
 def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: list[int], steps: list[int]) -> None:
-    drafter = PromptLookup()
+    drafter = lookup()
     end = 1
     for step in steps:
         context = text[:end]
@@ -218,10 +181,10 @@ def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: l
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
 def test_whoever_looks_up_first_says_before_whose_draft_it_will_be(context: list[int]) -> None:
-    lookup = PromptLookup()
-    drafter = LookupNgram(lookup, Scripted(lambda context, k: [9] * k))
-    draft_source = drafter.draft_source(context)
-    assert draft_source is (drafter.other if list(drafter.propose(context, 3).token_ids) == [9, 9, 9] else lookup)
+    first, other = lookup(), Scripted(lambda context, k: [9] * k)
+    drafter = drafter_class("lookup-ngram")(first, other)  # type: ignore[call-arg]
+    source = drafter.draft_source(context)
+    assert source is (other if list(drafter.propose(context, 3).token_ids) == [9, 9, 9] else first)
 
 
 # The n-gram table --------------------------------------------------------------------------------------------
@@ -278,7 +241,7 @@ def test_a_table_that_cannot_be_read_is_refused_in_words(tmp_path: Path, table_p
 def test_a_table_of_another_vocabulary_is_refused_in_words(table_path: Path) -> None:
     toy = TableToy(ngram_table=table_path)
     with pytest.raises(BadInput, match="knows 61 tokens but the target has 4"):
-        Ngram.build(toy.parts, toy.target_runner(8), rule_for(Settings()))
+        drafter_for(toy, "ngram", Settings())
 
 
 # The draft model ---------------------------------------------------------------------------------------------
@@ -287,9 +250,8 @@ def test_a_table_of_another_vocabulary_is_refused_in_words(table_path: Path) -> 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft_vocab", [3, 4, 6])
 def test_a_padding_entry_of_the_draft_models_vocabulary_is_never_proposed(draft_vocab: int, temperature: float) -> None:
-    table = random_table(8, vocab=6)[..., :draft_vocab]
-    settings = Settings(temperature=temperature)
-    drafter = DraftModel(TableRunner(table), 4, rule_for(settings))
+    toy = TableToy(draft_model=random_table(8, vocab=6)[..., :draft_vocab])
+    drafter = drafter_for(toy, "draft-model", Settings(temperature=temperature))
     draft = drafter.propose([0, 1], 64)
     assert set(map(int, draft.token_ids)) <= set(range(min(4, draft_vocab)))
     if draft.probs is not None:

@@ -16,7 +16,7 @@ from specdemo.decoding import noise
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.racing.race import start
 from specdemo.types import MAX_SEED, REJECTION, DraftOutcome, Settings
-from tests.harness.doubles import PROMPT, ids_of, letters_tokenizer, rounds_of
+from tests.harness.doubles import PROMPT, ids_of, rounds_of
 from tests.harness.toys import DRAFTER_NAMES, TableToy, certain_toy
 
 SEEDED = Settings(temperature=1, k=3, max_new_tokens=40, seed=7)
@@ -25,7 +25,7 @@ MATCHED = Settings(temperature=0.9, k=3, max_new_tokens=60)
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    return replace(certain_toy(tmp_path_factory.mktemp("ngram")), tokenizer=letters_tokenizer())
+    return certain_toy(tmp_path_factory.mktemp("ngram"))
 
 
 def run(toy: Any, name: str, settings: Settings) -> list[Event]:

@@ -27,7 +27,7 @@ from specdemo.racing.race import start
 from specdemo.racing.summary import report
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Draft, DraftOutcome, Settings
-from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, letters_tokenizer, random_table, rounds_of
+from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, random_table, rounds_of
 from tests.harness.grammar import END, GRAMMAR, LANGUAGE, TOKENS, constraint_of, may_follow, written
 from tests.harness.toys import TableToy
 
@@ -35,7 +35,7 @@ from tests.harness.toys import TableToy
 @pytest.fixture(scope="module")
 def toy() -> TableToy:
     """A target that may write anything."""
-    return TableToy(target=random_table(1), tokenizer=letters_tokenizer(), eos_ids=frozenset({END}))
+    return TableToy(target=random_table(1), eos_ids=frozenset({END}))
 
 
 def in_language(text: Sequence[int]) -> list[bool]:

@@ -35,7 +35,6 @@ from tests.harness.doubles import (
     Scripted,
     Together,
     ids_of,
-    letters_tokenizer,
     random_table,
     rounds_of,
     set_clock,
@@ -47,7 +46,6 @@ from tests.harness.toys import TableToy, certain_toy, ngram_file
 
 SEEDS = 2
 Toys = Callable[[Case], Any]
-SYMBOLS = "".join(map(chr, range(256, 256 + MODEL_VOCAB)))  # a letter for each token of a model
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +62,12 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
                 near = 0.5 * target + 0.5 * random_table(2, support=2)
                 toy = TableToy(target=target, draft_model=near, early=random_table(3), eos_ids=frozenset({END}))
             toy.translator = Renumbering() if engine == OTHER_TOKENS else None
-            toy.together, toy.ngram_table, toy.tokenizer = Together(), ngrams[4], letters_tokenizer()
+            toy.together, toy.ngram_table = Together(), ngrams[4]
             return toy
         engine, _, architecture = engine.partition(" ")
         model, other = (tiny_model(architecture or "llama", seed, layers=2) for seed in (0, 1))
-        toy = EngineToy(model=model, draft_model=mixed(model, other, 0.1), engine=engine)
-        toy.ngram_table, toy.tokenizer = ngrams[MODEL_VOCAB], letters_tokenizer(MODEL_VOCAB, SYMBOLS)
+        toy = EngineToy(model=model, draft_model=mixed(model, other, 0.05), engine=engine)
+        toy.ngram_table = ngrams[MODEL_VOCAB]
         return toy
 
     return lambda case: copy.copy(made(case.engine, case.grammar))
@@ -180,7 +178,8 @@ def check_drafts(case: Case, found: Sequence[Sequence[Event]], asked: Sequence[S
         assert settings.k == AUTO or all(len(event.drafted) <= int(settings.k) for event in rounds_of(events))
     if case.drafter == "none":
         return
-    assert any(event.drafted for event in rounds)
+    repeats = case.engine.startswith("table")  # elsewhere a short text often does not, and there is nothing to look up
+    assert any(event.drafted for event in rounds) or (case.drafter == "prompt-lookup" and not repeats)
     if case.engine == "table" and case.end in ("limit", "context") and case.form is not MIXED:
         forms = {branches(event.drafted) for event in rounds if event.drafted}
         if case.form.k != AUTO:

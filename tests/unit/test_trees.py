@@ -49,7 +49,6 @@ from tests.harness.doubles import (
     TableRunner,
     counting_table,
     ids_of,
-    letters_tokenizer,
     random_table,
 )
 from tests.harness.texts import decode
@@ -183,11 +182,11 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
     for k in (4, AUTO):
         with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
             check_rule("ngram", Settings(k=k, tree=True))
-    toy: Any = TableToy(tokenizer=letters_tokenizer())
+    toy: Any = TableToy()
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
         decoding_of(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
-    toy = TableToy(tokenizer=letters_tokenizer())
+    toy = TableToy()
     toy.draft_runner = lambda capacity: Straight(toy.draft_model, capacity)
     with pytest.raises(BadInput, match=r"The draft model cannot draft a tree: it is straight.* Draft a chain\."):
         decoding_of(toy, "draft-model", PROMPT, rule_for(Settings(k=4, tree=True)), None)
@@ -263,7 +262,7 @@ def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
 def test_a_draft_model_that_knows_the_target_is_right_in_every_round(temperature: float) -> None:
     """Under the match rule it draws with the target's noise, so its first child is the target's token."""
     target = random_table(1, support=3)
-    toy: Any = TableToy(target=target, draft_model=target, tokenizer=letters_tokenizer())
+    toy: Any = TableToy(target=target, draft_model=target)
     settings = Settings(k=8, temperature=temperature, max_new_tokens=60, tree=True)
     events = list(batch.decode(decoding_of(toy, "draft-model", PROMPT, rule_for(settings), None)))
     rounds = [event for event in events if isinstance(event, Round) and event.drafted]
