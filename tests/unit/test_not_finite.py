@@ -5,40 +5,26 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
 
 from specdemo.decoding import sampling
 from specdemo.decoding.events import Event
-from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rejection import verify
-from specdemo.drafters.draft_model import DraftModel
-from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.engines import linear
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
 from specdemo.engines.quantized import widened
 from specdemo.models.errors import explain
+from specdemo.racing.race import start
 from specdemo.types import Draft, NotFinite, Settings
-
-from .toys import (
-    DRAFTER_NAMES,
-    ENGINES,
-    PROMPT,
-    VOCAB,
-    ModelToy,
-    Scripted,
-    TableRunner,
-    TableToy,
-    decode,
-    ids_of,
-    makes_runners,
-    random_table,
-    tiny_model,
-    untrained_heads,
-)
+from tests.harness.doubles import PROMPT, VOCAB, Scripted, ids_of, random_table
+from tests.harness.engines import ENGINES, makes_runners, tiny_model
+from tests.harness.texts import decode
+from tests.harness.toys import DRAFTER_NAMES, ModelToy, TableToy, untrained_heads
 
 BROKEN = 4  # the token whose embedding is no number; no text below holds it
 TEXT = [5, 9, 2, 33, 17, 0, 8]
@@ -163,9 +149,7 @@ def test_a_draft_of_no_numbers_ends_a_run_in_a_sentence(name: str, broken: float
         return toy
 
     def run(broken: float | None) -> Iterator[Event]:
-        made = toy(broken)
-        runner = made.target_runner(64)
-        return decode(runner, made.drafter(name, runner, settings), PROMPT, settings)
+        return start(cast(Any, toy(broken)), name, PROMPT, settings)
 
     refused(run(broken), "drafter")
     assert len(ids_of(list(run(None)))) == settings.max_new_tokens
@@ -190,9 +174,7 @@ def test_a_head_of_a_real_model_that_overflows_is_refused(
     for head, outcome in ((ReadyHead(heads[kind], ready.embedding, output), "refused"), (ready, "written")):
         toy.heads[kind] = head
         runner = toy.target_runner(len(TEXT) + settings.max_new_tokens)
-        drafter = toy.drafter(kind, runner, settings)
-        assert isinstance(drafter, HeadDrafter)
-        events = decode(runner, drafter, TEXT, settings)
+        events = decode(runner, toy.drafter(kind, runner, settings), TEXT, settings)
         if outcome == "refused":
             refused(events, "drafter")
         else:
@@ -206,9 +188,9 @@ def test_a_draft_model_that_knows_fewer_tokens_never_reads_one_that_it_does_not_
     smaller = torch.full((VOCAB - 1,) * 3, math.nan, dtype=torch.float32)
     target = random_table(1)
     target[..., VOCAB - 1] = 0  # after such a token nothing would be drafted
-    drafter = DraftModel(TableRunner(smaller), VOCAB, rule_for(settings))
+    toy: Any = TableToy(target=target, draft_model=smaller)
     prompt = [token % (VOCAB - 1) for token in PROMPT]
-    refused(decode(TableRunner(target), drafter, prompt, settings), "drafter")
+    refused(start(toy, "draft-model", prompt, settings), "drafter")
 
 
 def test_a_probability_of_0_for_a_drawn_token_is_refused() -> None:

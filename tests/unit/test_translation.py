@@ -1,9 +1,13 @@
-"""A draft model with another tokenizer: its words in the target's tokens, and texts that stay the target's own."""
+"""A draft model with another tokenizer: its words in the target's tokens, and texts that stay the target's own.
+
+That the distribution stays the target's is tested in `test_distribution`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,31 +17,25 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.decoding.loop import rule_for
-from specdemo.decoding.rule import Rule
-from specdemo.drafters.text_draft_model import TextDraftModel
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import find_preset
 from specdemo.models.translation import Translation
 from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
-from specdemo.types import AUTO, MATCH, REJECTION, RULES, DraftOutcome, NotFinite, Settings, TokenKind
-from tests.unit.checkpoints import make_tokenizer, preset_of, save, spaced_tokenizer, tiny
-from tests.unit.enumerate_decode import distance, emitted_distribution
-from tests.unit.toys import (
+from specdemo.types import AUTO, MATCH, RULES, DraftOutcome, NotFinite, Settings
+from tests.harness.doubles import (
     LETTERS,
     PROMPT,
-    VOCAB,
-    TableRunner,
+    Renumbering,
     byte_tokenizer,
-    decode,
     fallback_tokenizer,
     ids_of,
     letters_tokenizer,
     random_table,
     rounds_of,
-    true_texts,
 )
+from tests.harness.toys import TableToy
+from tests.unit.checkpoints import make_tokenizer, preset_of, save, spaced_tokenizer, tiny
 
 
 def lower_case_tokenizer() -> PreTrainedTokenizerFast:
@@ -218,60 +216,24 @@ def test_the_text_is_that_of_the_target_alone(renumbered: Loaded, temperature: f
         assert ids_of(list(start(renumbered, "draft-model", prompt, settings))) == alone
 
 
-class Renumbering:
-    """Translates by numbers: token i is token `VOCAB - 1 - i`."""
-
-    def to_draft(self, token_ids: Sequence[int]) -> list[int]:
-        return [VOCAB - 1 - index for index in token_ids]
-
-    def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        return [VOCAB - 1 - index for index in drafted]
-
-
-def drafting(table: Tensor, capacity: int = 64) -> TextDraftModel:
-    return TextDraftModel(TableRunner(table.flip(0, 1, 2), capacity), Renumbering())
-
-
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_under_rejection_the_distribution_is_the_targets(temperature: float, k: int) -> None:
-    table = random_table(1, support=3)
-    draft = 0.5 * table + 0.5 * random_table(2, support=2)
-    settings = Settings(temperature=temperature, k=k, max_new_tokens=4, rule=REJECTION)
-    kinds: set[TokenKind] = set()
-
-    def begin(rule: Rule) -> tuple[TableRunner, TextDraftModel]:
-        return TableRunner(table), drafting(draft)
-
-    emitted = emitted_distribution(
-        begin, PROMPT, settings, seen=lambda events: kinds.update(t.kind for e in rounds_of(events) for t in e.emitted)
-    )
-    assert distance(emitted, true_texts(table, PROMPT, 4, settings)) < 1e-12
-    assert len(kinds) > 1
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_cache_shorter_than_the_text_drafts_from_its_end(rule: str, temperature: float) -> None:
-    table = random_table(1, support=3)
     settings = Settings(temperature=temperature, k=2, max_new_tokens=40, rule=rule)
-    alone = ids_of(
-        list(decode(TableRunner(table), drafting(table), PROMPT, Settings(0, temperature, max_new_tokens=40)))
-    )
-    long, short = drafting(table), drafting(table, capacity=9)
-    texts = [list(decode(TableRunner(table), drafter, PROMPT, settings)) for drafter in (long, short)]
+    texts = []
+    for capacity in (None, 9):
+        toy: Any = TableToy(draft_model=random_table(1, support=3), translator=Renumbering(), draft_capacity=capacity)
+        texts.append(list(start(toy, "draft-model", PROMPT, settings)))
     assert ids_of(texts[0]) == ids_of(texts[1])  # two tokens decide the third, and the end has them
     assert [event.drafted for event in rounds_of(texts[0])] == [event.drafted for event in rounds_of(texts[1])]
     if rule == MATCH:
-        assert ids_of(texts[0]) == alone
+        assert ids_of(texts[0]) == ids_of(list(start(toy, "none", PROMPT, settings)))
 
 
 def test_a_draft_model_whose_logits_are_no_numbers_is_named() -> None:
-    table = random_table(1)
-    settings = Settings(k=2, max_new_tokens=8)
-    drafter = drafting(table * torch.nan)
+    toy: Any = TableToy(draft_model=random_table(1) * torch.nan, translator=Renumbering())
     with pytest.raises(NotFinite, match="The drafter gave logits"):
-        list(decode(TableRunner(table), drafter, PROMPT, settings, rule=rule_for(settings)))
+        list(start(toy, "draft-model", PROMPT, Settings(k=2, max_new_tokens=8)))
 
 
 @pytest.mark.slow

@@ -19,13 +19,14 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.walk import walk
-from specdemo.drafters.ngram import Ngram
+from specdemo.drafters.ngram import load_table
 from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
+from tests.harness.doubles import PROMPT, VOCAB, ids_of
+from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file
 from tests.unit.test_control import FLAT, RISING
-from tests.unit.toys import PROMPT, VOCAB, TableToy, alike_toy, ids_of, ngram_file
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 
@@ -165,16 +166,15 @@ def test_a_tree_leaves_out_what_is_not_worth_its_row() -> None:
 
 def test_the_table_ends_a_chain_where_it_is_unsure_and_not_before(tmp_path: Path) -> None:
     """Its estimates at temperature 0 are its probabilities."""
+    path = ngram_file(tmp_path, VOCAB)
+    likeliest = float(load_table(path).next_token_probs([*PROMPT]).max())
     for temperature in (0.0, 1.0):
-        toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB))
-        table = toy.drafter("ngram", toy.target_runner(64), Settings(temperature=temperature))
-        assert isinstance(table, Ngram)
-        likeliest = [float(table.table.next_token_probs([*PROMPT]).max())]
-        table.stop_below = 0.9 * likeliest[0]
+        table = drafter_for(TableToy(ngram_table=path), "ngram", Settings(temperature=temperature))
+        table.stop_below = 0.9 * likeliest
         first = table.propose(PROMPT, 4)
         if temperature == 0:
             assert len(first.token_ids) > 1
-        table.stop_below = 1.1 * likeliest[0]
+        table.stop_below = 1.1 * likeliest
         assert len(table.propose(PROMPT, 4).token_ids) == 1
 
 
