@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -351,13 +351,18 @@ def draft_in_turn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("specdemo.drafters.ahead.DraftingAhead.in_turn", True)
 
 
+def costs_with(passes: Mapping[int, float]) -> CostModel:
+    """That know the seconds of passes, by their tokens."""
+    return CostModel(dict(passes))
+
+
 class KnownCosts(dict[Any, Any]):
     """In place of the costs of a loaded preset: the same for every kind of run, so that nothing is measured. A token of
     a chain costs a share of a pass, if one is given."""
 
-    def __init__(self, costs: CostModel, drafter: str, share: float = 0.0) -> None:
+    def __init__(self, passes: Mapping[int, float], drafter: str, share: float = 0.0) -> None:
         super().__init__()
-        self.costs = costs
+        self.costs = costs = costs_with(passes)
         costs.tried |= {(drafter, tree) for tree in (False, True)}
         for source in (*DRAFTERS, "forced") * 2 if share else ():
             costs.drafts[source, False].learn_cost(1, share)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from specdemo.decoding.constraint import Constraint
@@ -41,6 +42,11 @@ def constraint_of(grammar: str = GRAMMAR) -> Constraint:
 
 def written(text: Sequence[int]) -> str:
     return b"".join(TOKENS[token] for token in text if token != END).decode()
+
+
+def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """There guesses are drawn without the mask, since it would mean waiting for each."""
+    patch.setattr(Constraint, "among", lambda constraint, logits, token_ids=None: logits)
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdemo.decoding import batch
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.loop import Decoding, rule_for
-from specdemo.drafters.none import NoDrafter
+from specdemo.drafters.names import drafter_class
 from specdemo.models.loaded import Loaded
 from specdemo.racing.race import start
 from specdemo.studies.statistics import chi_square
@@ -86,7 +86,7 @@ def plain_text(
     runner: Any, prompt: Sequence[int], settings: Settings, eos_ids: frozenset[int] = frozenset()
 ) -> list[int]:
     """What the target writes alone."""
-    return ids_of(list(decode(runner, NoDrafter(), prompt, replace(settings, k=0, tree=False), eos_ids)))
+    return ids_of(list(decode(runner, drafter_class("none")(), prompt, replace(settings, k=0, tree=False), eos_ids)))
 
 
 def texts_drafted_and_not(loaded: Loaded, prompt: Sequence[int], count: int) -> list[tuple[Settings, list[int]]]:

@@ -19,12 +19,9 @@ from transformers import (
 )
 from transformers.modeling_layers import MtpModel
 
-from specdemo.decoding.constraint import Constraint
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rule import Rule
-from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.peagle import PEagleHead
@@ -125,7 +122,7 @@ class Toy:
     translator: Any = None
     remembered: Sequence[Sequence[int]] = ()
     engine: str = "eager"
-    costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)
+    costs: dict[tuple[int, ...], Any] = field(default_factory=dict)
     tokenizer: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
@@ -195,7 +192,7 @@ class TableToy(Toy):
         self.draft_runners.append(TableRunner(table, self.draft_capacity or capacity))
         return self.draft_runners[-1]
 
-    def constraint(self, grammar: str) -> Constraint:
+    def constraint(self, grammar: str) -> Any:
         return constraint_of(grammar)
 
 
@@ -249,11 +246,10 @@ def drafter_for(toy: Toy, name: str, settings: Settings) -> Any:
     return toy.drafter(name, toy.target_runner(toy.context), settings)
 
 
-def head_after(toy: Any, name: str, text: Sequence[int], settings: Settings) -> HeadDrafter:
+def head_after(toy: Any, name: str, text: Sequence[int], settings: Settings) -> Any:
     """A drafter with a head that has read a text, whose last token is pending."""
     runner = toy.target_runner(256)
     drafter = toy.drafter(name, runner, settings)
-    assert isinstance(drafter, HeadDrafter)
     runner.prefill(text[:-1])
     drafter.reset(text[:-1])
     return drafter

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rejection import saguaro
@@ -33,7 +32,7 @@ from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings
 from specdemo.ui.race.messages import event_of
-from tests.harness.doubles import PROMPT, TableRunner, draft_in_turn, ids_of
+from tests.harness.doubles import PROMPT, TableRunner, costs_with, draft_in_turn, ids_of
 from tests.harness.engines import EngineToy, mixed, tiny_model
 from tests.harness.mistakes import ByArgmax
 from tests.harness.texts import decode, p_value, true_texts
@@ -361,7 +360,7 @@ def test_what_cannot_be_drafted_ahead_is_refused(toy: TableToy) -> None:
 
 
 def test_auto_prepares_nothing_where_drafter_and_target_share_a_device(toy: TableToy) -> None:
-    costs = CostModel({1: 1.0, MAX_K + 1: 1.0})
+    costs = costs_with({1: 1.0, MAX_K + 1: 1.0})
     events = run(toy, "draft-model", replace(SETTINGS, k=AUTO), costs=costs)
     lane, plain = Stats.of(events), Stats.of(run(toy, "none", replace(SETTINGS, k=0, ahead=0)))
     assert lane.could_hit > 0

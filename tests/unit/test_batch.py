@@ -22,7 +22,6 @@ from torch import Tensor
 from specdemo.decoding import batch
 from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.batch import Failed, decode_batch
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
 from specdemo.engines.runner import Pass, Wanted
@@ -42,6 +41,7 @@ from tests.harness.doubles import (
     Scripted,
     TableRunner,
     Together,
+    costs_with,
     ids_of,
     random_table,
     set_clock,
@@ -97,7 +97,7 @@ def test_readers_who_rest_write_the_same_texts(
     toy: EngineToy, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With K = auto, by a clock of chance. They rest now and then, so each drafts after tokens that it has not read."""
-    texts, luck, costs = prompts(4), random.Random(1), CostModel({1: 1.0, 16: 1.5, 32: 3.0})
+    texts, luck, costs = prompts(4), random.Random(1), costs_with({1: 1.0, 16: 1.5, 32: 3.0})
     settings = [Settings(k=AUTO, temperature=temperature, max_new_tokens=50, seed=seed) for seed in range(4)]
     plain = zip(texts, settings, strict=True)
     alone = {index: plain_text(toy.target_runner(99), *each) for index, each in enumerate(plain)}

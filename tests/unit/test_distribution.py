@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.batch import decode
-from specdemo.decoding.constraint import Constraint
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
@@ -40,7 +39,7 @@ from tests.harness.doubles import (
     rounds_of,
 )
 from tests.harness.enumeration import VerifyFn, distance, emitted_distribution
-from tests.harness.grammar import END, GRAMMAR, may_follow
+from tests.harness.grammar import END, GRAMMAR, as_on_a_gpu, may_follow
 from tests.harness.mistakes import HOT, MISTAKES, SLIGHT, Wrong
 from tests.harness.texts import p_of_pairs, p_value, true_texts
 from tests.harness.toys import TableToy, certain_toy
@@ -178,11 +177,6 @@ def test_under_a_grammar_it_is_that_of_the_masked_target(
     if not masked_q:
         as_on_a_gpu(monkeypatch)
     assert error(masked, by_name(masked, name), settings) < (EXACT if name in DOUBLE else ROUNDED)
-
-
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There guesses are drawn without the mask, since it would mean waiting for each."""
-    monkeypatch.setattr(Constraint, "among", lambda constraint, logits, token_ids=None: logits)
 
 
 @pytest.mark.sampled(5)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import specdemo.drafters
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, alone
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import rule_for
@@ -32,7 +31,7 @@ from specdemo.racing.race import check_drafter, drafters_of, start
 from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind, Verdict
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
-from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, ids_of, random_table
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, costs_with, ids_of, random_table
 from tests.harness.engines import ARCHITECTURES, mixed, tiny_model
 from tests.harness.texts import decode, plain_text
 from tests.harness.toys import DRAFTER_NAMES, ModelToy, TableToy, drafter_for, ngram_file
@@ -283,7 +282,7 @@ def test_auto_with_drafts_that_stop_writes_the_targets_text_and_can_be_run_again
     for temperature in (0.0, 0.8):
         settings = Settings(k=AUTO, temperature=temperature, seed=5, max_new_tokens=LENGTH)
         plain = plain_text(toy.target_runner(64), PROMPT, settings)
-        costs = CostModel({1: 1.0, MAX_K + 1: 2.0})
+        costs = costs_with({1: 1.0, MAX_K + 1: 2.0})
         for _ in range(2):
             costs.drafts["draft-model", False].learn_cost(1, 0.1 / costs.baseline_seconds)
         drafted = []

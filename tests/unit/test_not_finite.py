@@ -13,7 +13,6 @@ import torch
 from specdemo.decoding import sampling
 from specdemo.decoding.events import Event
 from specdemo.decoding.rejection import verify
-from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.engines import linear
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
@@ -171,7 +170,7 @@ def test_a_head_of_a_real_model_that_overflows_is_refused(
     with torch.no_grad():
         heads[kind].norm.weight.fill_(math.inf)
     output = tiny_model("llama").get_output_embeddings().weight.detach()
-    for head, outcome in ((ReadyHead(heads[kind], ready.embedding, output), "refused"), (ready, "written")):
+    for head, outcome in ((type(ready)(heads[kind], ready.embedding, output), "refused"), (ready, "written")):
         toy.heads[kind] = head
         runner = toy.target_runner(len(TEXT) + settings.max_new_tokens)
         events = decode(runner, toy.drafter(kind, runner, settings), TEXT, settings)

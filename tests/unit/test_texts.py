@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.batch import Failed, decode, decode_batch
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event, branches, emitted_tokens
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.names import DRAFTERS
@@ -150,7 +149,7 @@ def test_the_text_is_the_targets_own(toys: Toys, case: Case, monkeypatch: pytest
         check_end(case, toy, text, settings, whole)
     toy.runners, toy.draft_runners = [], []
     if case.form.k == AUTO:  # the clock has its say in every K, and in whether a draft is a tree
-        toy.costs = KnownCosts(CostModel({1: 1.0, MAX_K + 1: 1.0}), case.drafter, 0.0 if case.form.tree else 0.02)
+        toy.costs = KnownCosts({1: 1.0, MAX_K + 1: 1.0}, case.drafter, 0.0 if case.form.tree else 0.02)
         set_clock(monkeypatch, lambda: Clock(8))
     found = drafted(toy, case, prompts, asked)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specdemo.decoding.adaptive_k import DraftLengthController, Readers
-from specdemo.decoding.costs import CostModel, DraftStats
+from specdemo.decoding.costs import DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.decoding.loop import rule_for
@@ -24,7 +24,7 @@ from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
-from tests.harness.doubles import PROMPT, VOCAB, ids_of
+from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of
 from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file
 from tests.unit.test_control import FLAT, RISING
 
@@ -70,7 +70,7 @@ def speed(
         drafting: the seconds of a drafted token, in a chain (False) and in a tree (True).
         chances: see `Guesser`.
     """
-    guesser, costs = Guesser(chances), CostModel(passes)
+    guesser, costs = Guesser(chances), costs_with(passes)
     for branching, each in drafting.items():
         for count in (1, 4) * 2:
             costs.drafts[guesser.name, branching].learn_cost(count, each * count)
@@ -187,7 +187,7 @@ def toy(tmp_path: Path) -> Any:
 
 
 def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
-    costs, guesser = CostModel({1: 1.0, 2: 1.0}), Guesser([0.9])
+    costs, guesser = costs_with({1: 1.0, 2: 1.0}), Guesser([0.9])
     for branching in (False, True):
         for _ in range(2):
             costs.drafts[guesser.name, branching].learn_cost(1, 0.1)
@@ -196,7 +196,7 @@ def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
 
 
 def test_many_readers_draft_chains_where_no_pass_of_three_tokens_each_is_measured() -> None:
-    costs, guesser = CostModel({1: 1.0, 22: 1.0, 44: 1.0}), Guesser([0.9])
+    costs, guesser = costs_with({1: 1.0, 22: 1.0, 44: 1.0}), Guesser([0.9])
     for branching in (False, True):
         for _ in range(2):
             costs.drafts[guesser.name, branching].learn_cost(1, 0.001)
@@ -205,7 +205,7 @@ def test_many_readers_draft_chains_where_no_pass_of_three_tokens_each_is_measure
 
 
 def test_where_the_text_has_room_for_one_token_more_the_draft_is_a_chain() -> None:
-    costs, guesser = CostModel(FLAT), Guesser([0.9])
+    costs, guesser = costs_with(FLAT), Guesser([0.9])
     for most, tree in ((100, True), (1, False)):
         for _ in range(2):
             costs.drafts[guesser.name, True].learn_cost(1, 0.001)
@@ -224,7 +224,7 @@ def test_a_race_with_trees_is_run_again(toy: Any, name: str, k: int | str, monke
     settings = Settings(k=k, temperature=0.8, max_new_tokens=40, tree=True)
     choices = random.Random(5)
 
-    def choose(self: Any, costs: CostModel, most: int, *others: Any) -> int:
+    def choose(self: Any, costs: Any, most: int, *others: Any) -> int:
         self.branches = choices.random() < 0.5
         return min(choices.randrange(6), most)
 
