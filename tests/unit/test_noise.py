@@ -175,3 +175,15 @@ def test_the_match_rule_emits_what_the_target_draws_whatever_is_drafted() -> Non
     assert [float(token.q) for token in drafted] == pytest.approx(p[range(4), own].tolist())
     with pytest.raises(NotFinite):
         rule.verify(torch.full((1, 5), torch.nan), Draft(), 3)
+
+
+def test_a_verdict_on_a_tree_tells_the_margins_of_the_rows_of_its_path() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(6))
+    p = logits.softmax(-1)
+    own, margins = draw(p, [key_of(9, position) for position in (20, 21, 21)])
+    first, _, last = own.tolist()
+    draft = Draft([(first + 1) % 50, first], parents=[-1, -1])  # a wrong sibling comes first
+    verdict = Match(Settings(temperature=1, seed=9)).verify(logits, draft, 20)
+    assert (verdict.path, verdict.token_id) == ([1], last)
+    assert verdict.margins == pytest.approx(margins[[0, 2]].tolist())
+    assert verdict.token_p == pytest.approx(float(p[2, last]))

@@ -106,6 +106,12 @@ def test_an_old_trace_is_run_again_where_it_tells_enough(loaded: Loaded) -> None
             assert same_again(loaded, older, recorded)
 
 
+def test_lanes_that_followed_each_other_do_so_again(loaded: Loaded) -> None:
+    header, recorded = traced(loaded, "ngram", ASKED[3])
+    lanes = [entry.lane for entry in again(loaded, {**header, "isolated": True}, recorded)]
+    assert lanes == sorted(lanes, key=[PLAIN, SPECULATIVE].index)
+
+
 def test_a_trace_of_other_weights_is_refused_and_another_environment_is_told(loaded: Loaded) -> None:
     header, recorded = traced(loaded, "ngram", ASKED[3])
     with pytest.raises(BadInput, match="other weights than the preset"):

@@ -257,6 +257,16 @@ def test_a_character_split_between_rounds_and_drafts() -> None:
     assert lane.text == "he😀"
 
 
+def test_a_guess_of_a_tree_goes_on_from_its_parent_and_not_from_a_sibling() -> None:
+    tokenizer = byte_tokenizer()
+    he, *emoji = tokenizer.encode("he😀", add_special_tokens=False)
+    parents = [-1, -1, 0, *range(2, len(emoji))]
+    guesses = zip([emoji[0], he, *emoji[1:]], parents, strict=True)
+    tree = tuple(DraftedToken(token, DraftOutcome.UNTESTED, parent=parent) for token, parent in guesses)
+    spans = LaneText(tokenizer, []).read(Round(0, tree, emitted(he), 0.1, 0.1, 0.2))
+    assert spans.drafted == ("", "he", *[""] * (len(emoji) - 2), "😀")
+
+
 def test_what_waits_at_the_end_is_released_by_the_end() -> None:
     tokenizer = byte_tokenizer()
     he, *emoji = tokenizer.encode("he😀", add_special_tokens=False)
