@@ -112,6 +112,16 @@ def test_lanes_that_followed_each_other_do_so_again(loaded: Loaded) -> None:
     assert lanes == sorted(lanes, key=[PLAIN, SPECULATIVE].index)
 
 
+def test_a_tree_is_drafted_again_by_the_k_that_was_asked_for_and_not_by_its_size(loaded: Loaded) -> None:
+    def drafts(race: list[Entry]) -> list[list[tuple[int | None, int | None]]]:
+        rounds = [entry.event for entry in race if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
+        return [[(token.id, token.parent) for token in event.drafted] for event in rounds]
+
+    header, recorded = traced(loaded, "lookahead", replace(ASKED[3], k=9, tree=True))
+    assert any(0 < len(draft) < 8 for draft in drafts(recorded))  # a column begins as a collected phrase does
+    assert drafts(list(again(loaded, header, recorded))) == drafts(recorded)
+
+
 def test_a_trace_of_other_weights_is_refused_and_another_environment_is_told(loaded: Loaded) -> None:
     header, recorded = traced(loaded, "ngram", ASKED[3])
     with pytest.raises(BadInput, match="other weights than the preset"):

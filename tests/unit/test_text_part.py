@@ -136,3 +136,11 @@ def test_a_model_whose_text_part_is_of_another_kind_stays_whole() -> None:
     assert part is not None
     assert not knows(part)  # transformers reads it
     assert part.quantization_config == {"quant_method": "fp8"}
+
+
+@pytest.mark.parametrize(("whole", "part"), [(True, False), (False, True), (False, False)])
+def test_embeddings_are_tied_where_one_of_the_two_configurations_says_so(whole: bool, part: bool) -> None:
+    text = {**KINDS["mistral3"][1]["text_config"], "tie_word_embeddings": part}
+    found = text_part(AutoConfig.for_model("mistral3", text_config=text, **PICTURES, tie_word_embeddings=whole))
+    assert found is not None
+    assert found.tie_word_embeddings == (whole or part)
