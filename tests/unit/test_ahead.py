@@ -30,7 +30,7 @@ from specdemo.racing.race import check_rule, race, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
-from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings
+from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
 from specdemo.ui.race.messages import event_of
 from tests.harness.doubles import PROMPT, TableRunner, costs_with, draft_in_turn, ids_of
 from tests.harness.engines import EngineToy, mixed, tiny_model

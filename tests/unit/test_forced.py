@@ -20,7 +20,10 @@ from llguidance import LLTokenizer
 
 from specdemo.cli.options import read_grammar
 from specdemo.decoding.constraint import Constraint, tokenizer_of
+from specdemo.decoding.drafter import alone
 from specdemo.decoding.events import Event, Round
+from specdemo.drafters.forced import ForcedFirst
+from specdemo.drafters.none import NoDrafter
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.race import start
@@ -410,3 +413,12 @@ def test_a_drafter_that_knows_no_allowed_token_drafts_nothing(toy: TableToy) -> 
     drafted = run(mute, "draft-model", settings)
     assert ids_of(drafted) == ids_of(run(toy, "none", settings))
     assert any(not event.drafted for event in drafted if isinstance(event, Round))
+
+
+def test_what_is_forced_is_no_longer_than_a_tree_may_be_deep() -> None:
+    constraint = constraint_of('start: "abba"')
+    forced = constraint.forced()
+    drafter = ForcedFirst(constraint, NoDrafter())
+    assert len(forced) > 2
+    assert alone(drafter.drafting([0], 8, 2)).token_ids == forced[:2]
+    assert alone(drafter.drafting([0], 8)).token_ids == forced
