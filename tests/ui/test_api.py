@@ -14,6 +14,7 @@ from gradio_client.exceptions import AppError
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.ui.race.run import Run
 
+from ..refusals import refuses
 from .browser import tokens_of
 from .scripted import PRESETS, Script
 
@@ -67,7 +68,7 @@ def test_several_readers_are_asked_for_in_a_call(client: Client, script: Script)
     assert {"alone 1", "alone 2", "ngram 1", "ngram 2", PLAIN, SPECULATIVE} < {*outcome}
     assert outcome["ngram 1"]["text"] == outcome["alone 1"]["text"] == "one two threeone two threeone two three"
     assert (outcome["comparison"]["identical"], [*outcome["verdicts"]]) == (True, [SPECULATIVE])
-    with pytest.raises(AppError, match="The number of readers must be 1 or 2 or 4 or 8 or 16, not '3'"):
+    with refuses(AppError, "readers 1 2 4 8 16, '3'"):
         client.predict(**asked, readers=3)
 
 
@@ -143,7 +144,7 @@ def test_bad_values_are_refused_in_words(client: Client, script: Script, asked: 
 
 def test_a_failure_in_the_engine_is_told_and_the_next_call_works(client: Client, script: Script) -> None:
     script.fail_at, script.failure = 5, MemoryError("Too little memory: lower max new tokens.")
-    with pytest.raises(AppError, match="Too little memory: lower max new tokens"):
+    with refuses(AppError, "Too"):
         client.predict(prompt="one two", api_name="/compare")
     script.fail_at = None
     assert client.predict(prompt="one two", max_new_tokens=4, api_name="/compare")[PLAIN]["stats"]["tokens"] == 4

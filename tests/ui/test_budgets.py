@@ -51,6 +51,7 @@ from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
 from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS, Runs
 
+from ..refusals import refuses
 from .browser import run, served, settings, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script, stand_in
@@ -115,8 +116,7 @@ def test_a_pass_that_takes_longer_is_cut_short(before: int) -> None:
         *_, last = map(json.loads, race.play(engine))
         assert last["end"]["exactness"]["title"] == "Stopped after 0.3 s"
     else:
-        words = "Stopped after 0.3 s, the most that a race may take here, before it began."
-        with pytest.raises(EngineTrouble, match=words):
+        with refuses(EngineTrouble, "0.3 race before"):
             list(race.play(engine))
     assert time.monotonic() - began < 5  # not the ten seconds of the race
 
@@ -228,7 +228,7 @@ def test_a_call_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(script, budgets=Budgets(new_tokens=10, race_seconds=0.5)) as url:
         client = Client(url, verbose=False, analytics_enabled=False)
         for endpoint in ("/race", "/compare"):
-            with pytest.raises(Exception, match="max new tokens must be a whole number from 1 to 10, not 11"):
+            with refuses(Exception, "1 10, 11"):
                 client.predict(prompt="one two", max_new_tokens=11, api_name=endpoint)
         assert (
             client.predict(prompt="one two", api_name="/compare")[PLAIN]["stats"]["tokens"] == 10
@@ -362,6 +362,6 @@ def test_what_is_too_much_is_refused_before_it_begins() -> None:
     values: dict[str, Any] = {"prompt": "one", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
     assert read_request(**values, max_new_tokens=2000, most_new_tokens=2000).settings.max_new_tokens == 2000
     for wrong in (2001, 0, -5):
-        with pytest.raises(BadInput, match=f"max new tokens must be a whole number from 1 to 2,000, not {wrong}"):
+        with refuses(BadInput, f"1 2,000, {wrong}"):
             read_request(**values, max_new_tokens=wrong, most_new_tokens=2000)
     assert read_request(**values, max_new_tokens=100_000).settings.max_new_tokens == 100_000  # without a budget

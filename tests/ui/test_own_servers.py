@@ -25,6 +25,7 @@ from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
+from ..refusals import refuses
 from .browser import open_tab, parts_by_id, run, sentence, settings, shared, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import Script, asked_by_form
@@ -125,7 +126,7 @@ def test_above_temperature_0_texts_are_not_compared(drafting: Pair, plain: Pair)
 def test_a_server_that_fails_is_one_sentence_without_its_key(drafting: Pair, plain: Pair) -> None:
     plain[0].answers = {**plain[0].answers, "/completion": head("application/json", "500 No") + KEY.encode()}
     run = ServerRun(asked(), place(drafting), place(plain, KEY))
-    with pytest.raises(EngineTrouble, match=r"^The server at \S+ has failed \(500\)\.$"):
+    with refuses(EngineTrouble, "failed (500)."):
         list(run.play(Script().engine()))
     assert KEY not in "".join(run.messages)
     assert run.ended.is_set()
@@ -166,22 +167,22 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (("", "", "", ""), "Type the address of your server"),
-        (("localhost", KEY, "", ""), "A server's address looks like"),
-        (("http://127.0.0.1:9", KEY * 20, "", ""), "must be a text of at most 300"),
-        (("http://127.0.0.1:9", "", f"http://{KEY}@127.0.0.1", ""), "a key does not belong into it"),
-        ((None, "", "", ""), "must be a text"),
-        (("http://127.0.0.1:9", ["x"], "", ""), "must be a text"),
+        (("", "", "", ""), "address"),
+        (("localhost", KEY, "", ""), "http://127.0.0.1:8080"),
+        (("http://127.0.0.1:9", KEY * 20, "", ""), "300"),
+        (("http://127.0.0.1:9", "", f"http://{KEY}@127.0.0.1", ""), "key"),
+        ((None, "", "", ""), "text"),
+        (("http://127.0.0.1:9", ["x"], "", ""), "text"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_without_being_quoted(values: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(BadInput, match=words) as refused:
+    with refuses(BadInput, words) as refused:
         read_servers(asked_by_form(), values)
     assert KEY not in str(refused.value)
 
 
 def test_a_server_is_not_raced_with_several_readers() -> None:
-    with pytest.raises(BadInput, match="A server is raced with 1 reader"):
+    with refuses(BadInput, "1 reader"):
         read_servers(asked_by_form(readers="2"), ["http://127.0.0.1:9", "", "", ""])
 
 
@@ -286,7 +287,7 @@ def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
     assert not {"lab-check-server", "lab-check-at_once"} & parts.keys()
     monkeypatch.setenv("SPECDEMO_ALLOW", f"someone/big {drafting[1]}")
     assert parts_by_id()["lab-check-server"].info == f"This Space allows: {drafting[1]}."
-    with pytest.raises(BadInput, match="This Space asks only the servers that its owner allows"):
+    with refuses(BadInput, "Space owner"):
         read_servers(asked_by_form(), ["http://127.0.0.1:9", "", "", ""])
     assert played(read_servers(asked_by_form(), [drafting[1], "", "", ""]), Script())["end"]
     assert not {"lab-check-server", "lab-check-at_once"} & parts_by_id(Budgets(own_models=False)).keys()
@@ -324,7 +325,7 @@ def test_where_no_servers_may_be_named_none_is_asked() -> None:
 @pytest.mark.parametrize("name", ["server", "server_key", "baseline", "baseline_key"])
 def test_a_field_for_a_key_never_quotes(name: str, given: Any) -> None:
     field = next(field for field in STUDIES["check"].form() if field.name == name)
-    with pytest.raises(BadInput, match="must be a text of at most 300") as refused:
+    with refuses(BadInput, "300") as refused:
         field.read(given)
     assert KEY not in str(refused.value)
 
@@ -333,5 +334,5 @@ def test_a_baseline_needs_a_server(plain: Pair) -> None:
     form = {field.name: field.value for field in STUDIES["check"].form()}
     form |= {"drafters": ["ngram"], "baseline": plain[1]}
     run = LabRun("scripted", STUDIES["check"], STUDIES["check"].read(form))
-    with pytest.raises(EngineTrouble, match="Give the address of the server, too"):
+    with refuses(EngineTrouble, "address"):
         list(run.play(Script().engine()))

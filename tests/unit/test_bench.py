@@ -44,6 +44,7 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import write_json
 from specdemo.types import AUTO, MATCH, BadInput, Settings
 
+from ..refusals import refuses
 from .checkpoints import tiny
 
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
@@ -187,17 +188,17 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda whole: {"rows": whole["rows"][1:]}, "its rows are not those of its runs"),
-        (lambda whole: {"rows": [{**row, "runs": 5} for row in whole["rows"]]}, "its rows are not those of its runs"),
-        (lambda whole: {"runs": [row[:-1] for row in whole["runs"]]}, "does not hold"),
-        (lambda whole: {"columns": []}, "other columns"),
-        (None, "does not hold"),
+        (lambda whole: {"rows": whole["rows"][1:]}, "rows runs."),
+        (lambda whole: {"rows": [{**row, "runs": 5} for row in whole["rows"]]}, "rows runs."),
+        (lambda whole: {"runs": [row[:-1] for row in whole["runs"]]}, "hold"),
+        (lambda whole: {"columns": []}, "columns"),
+        (None, "hold"),
     ],
 )
 def test_a_file_that_no_bench_wrote_is_refused(kept: Path, change: Any, reason: str) -> None:
     whole = json.loads(kept.read_text())
     kept.write_text(json.dumps({**whole, **change(whole)}) if change else "[]")
-    with pytest.raises(BadInput, match=rf"some\.json.*{reason}"):
+    with refuses(BadInput, f"some.json {reason}"):
         read_record(kept)
 
 
@@ -279,12 +280,12 @@ def test_only_the_answers_to_the_prompts_before_are_remembered(
     assert began[len(cases) * len(TEMPERATURES) :] == expected  # after the warm-up
 
 
-@pytest.mark.parametrize(("text", "reason"), [(" ", "empty|blank"), ("the cat " * 1000, "the context holds")])
+@pytest.mark.parametrize(("text", "reason"), [(" ", "empty"), ("the cat " * 1000, "context")])
 def test_a_prompt_that_cannot_be_run_is_refused_before_anything_is_measured(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     watched = Watched(monkeypatch)
-    with pytest.raises(BadInput, match=f"Prompt 'b': .*({reason})"):
+    with refuses(BadInput, f"'b': {reason}"):
         bench(loaded, [PROMPTS[0], Prompt("b", "hard", text)], [ALONE], [0.0], 12, 1)
     assert watched.begun == []
 
@@ -346,7 +347,7 @@ def test_what_cannot_be_compared_is_told(loaded: Loaded, capsys: pytest.CaptureF
     alone = replace(loaded, parts=replace(loaded.parts, make_draft_runner=None))
     assert cases_of_theirs(alone, dict.fromkeys([HF, ASSISTED]), [AUTO]) == [Case(HF)]
     assert capsys.readouterr().err == "hf-assisted is left out: the preset toy has no draft model to assist.\n"
-    with pytest.raises(BadInput, match=r"no method called 'vllm' to compare with\. Choose from: hf, hf-assisted,"):
+    with refuses(BadInput, "'vllm' hf, hf-assisted,"):
         methods_of("hf, vllm")
 
 

@@ -23,6 +23,7 @@ from specdemo.racing.race import start
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, save, tiny, write_gguf
 from .test_memory import floats
 from .toys import ids_of
@@ -108,7 +109,7 @@ def test_what_memory_cannot_hold_is_refused_by_its_report(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "free_memory", lambda: 1000)
-    with pytest.raises(LoadError, match=r"would take .* of memory, but 0\.0 MB are free: choose a smaller model"):
+    with refuses(LoadError, "0.0 MB free"):
         report_on(preset_of(str(folders["llama"])), "float32", "cpu").check()
 
 
@@ -128,7 +129,7 @@ def test_a_gguf_file_is_told_from_its_header_and_loads(tmp_path: Path, monkeypat
     assert entry.size > told.weights
     delete_cached(entry.name)
     assert not entry.path.exists()
-    with pytest.raises(BadInput, match=f"Nothing called '{entry.name}' was fetched"):
+    with refuses(BadInput, f"'{entry.name}'"):
         delete_cached(entry.name)
 
 
@@ -156,52 +157,52 @@ def test_a_preset_that_was_saved_is_read_again(tmp_path: Path) -> None:
     assert not broken
     mine = presets["mine"]
     assert (mine.target, mine.draft_model, mine.defaults) == (preset.target, preset.draft_model, preset.defaults)
-    with pytest.raises(BadInput, match="There is a preset called mine already"):
+    with refuses(BadInput, "mine already"):
         save_preset(preset, "mine", tmp_path)
     for name in ("", "../x", "a b", ".x"):
-        with pytest.raises(BadInput, match="A preset is named by"):
+        with refuses(BadInput, "named"):
             save_preset(preset, name, tmp_path)
-    with pytest.raises(BadInput, match="cannot be written: No such file"):
+    with refuses(BadInput, "written:"):
         save_preset(preset, "mine", tmp_path / "absent")
 
 
 def test_a_space_loads_what_its_owner_allows(monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]) -> None:
     monkeypatch.setenv("SPACE_ID", "someone/space")
     for name in ("a/b", str(folders["llama"]), "a/b:c.gguf"):
-        with pytest.raises(BadInput, match="This Space loads its presets only"):
+        with refuses(BadInput, "Space"):
             preset_of(name)
     monkeypatch.setenv("SPECDEMO_ALLOW", "a/b, c/d")
     assert preset_of("a/b", "c/d").target == Hub("a/b")
-    with pytest.raises(BadInput, match="not a/b@v1"):
+    with refuses(BadInput, "a/b@v1"):
         preset_of("a/b", "a/b@v1")
 
 
 # Wrong inputs -----------------------------------------------------------------------------------------------------
 
 NAMES = {  # refused as they are
-    "empty": ("", "Name a model"),
-    "blank": ("  ", "Name a model"),
-    "an address": ("https://huggingface.co/a/b", "is an address"),
-    "no such path": ("./absent", "There is no file or folder"),
-    "no such GGUF file": ("absent.gguf", "There is no file or folder"),
-    "several words": ("my favourite model", "is neither a hub id"),
-    "two lines": ("a/b\nc/d", "is neither a hub id"),
-    "too many parts": ("a/b/c", "is neither a hub id"),
-    "one of several files": ("a/b:x-00001-of-00003.gguf", "join them first"),
-    "a pickle": ("{folder}/pickle.bin", "is a pickle"),
-    "a text": ("{folder}/text.txt", "is no model"),
+    "empty": ("", "Name"),
+    "blank": ("  ", "Name"),
+    "an address": ("https://huggingface.co/a/b", "address"),
+    "no such path": ("./absent", "./absent."),
+    "no such GGUF file": ("absent.gguf", "absent.gguf."),
+    "several words": ("my favourite model", "neither id"),
+    "two lines": ("a/b\nc/d", "neither id"),
+    "too many parts": ("a/b/c", "neither id"),
+    "one of several files": ("a/b:x-00001-of-00003.gguf", "join"),
+    "a pickle": ("{folder}/pickle.bin", "pickle"),
+    "a text": ("{folder}/text.txt", "text.txt model"),
 }
 MODELS = {  # refused when they are looked at
-    "an empty folder": ("empty", "has no config.json"),
-    "a broken configuration": ("broken", "config.json is damaged"),
-    "an encoder": ("encoder", "is an encoder"),  # other types that are refused: see test_model_types.py
-    "an unknown kind": ("unknown", "cannot be loaded: "),
-    "code of its own": ("code", "needs code from its own repository, which is never run here"),
-    "no tokenizer": ("silent", "cannot be loaded: "),
-    "pickled weights": ("pickled", "has no weights in safetensors"),
-    "truncated weights": ("truncated", "lacks weights: its configuration asks for"),
-    "no GGUF file": ("false.gguf", "is not a GGUF file"),
-    "half a GGUF file": ("half.gguf", "is not whole"),
+    "an empty folder": ("empty", "empty config.json"),
+    "a broken configuration": ("broken", "config.json damaged"),
+    "an encoder": ("encoder", "an encoder"),  # other types that are refused: see test_model_types.py
+    "an unknown kind": ("unknown", "unknown loaded:"),
+    "code of its own": ("code", "code repository,"),
+    "no tokenizer": ("silent", "silent loaded:"),
+    "pickled weights": ("pickled", "pickled safetensors"),
+    "truncated weights": ("truncated", "truncated lacks numbers"),
+    "no GGUF file": ("false.gguf", "false.gguf not"),
+    "half a GGUF file": ("half.gguf", "half.gguf whole"),
 }
 
 
@@ -243,7 +244,7 @@ def before(folders: dict[str, Path]) -> Iterator[tuple[Loaded, list[int]]]:
 
 @pytest.mark.parametrize(("name", "words"), NAMES.values(), ids=NAMES.keys())
 def test_a_wrong_name_is_one_sentence(wrong: Path, name: str, words: str) -> None:
-    with pytest.raises(BadInput, match=words) as caught:
+    with refuses(BadInput, words) as caught:
         preset_of(name.format(folder=wrong))
     assert "\n" not in str(caught.value).replace("a/b\nc/d", "")
 
@@ -259,7 +260,7 @@ def test_a_wrong_model_is_one_sentence_and_what_was_loaded_still_races(
         report_on(preset, "float32", "cpu")
         load(preset, "float32", "cpu", instead_of=loaded)
 
-    with pytest.raises((BadInput, LoadError), match=words) as caught:
+    with refuses((BadInput, LoadError), words) as caught:
         look_and_load()
     assert "\n" not in str(caught.value)
     assert tokens_of(loaded, "prompt-lookup") == text

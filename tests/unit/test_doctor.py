@@ -33,6 +33,7 @@ from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
+from ..refusals import refuses
 from .fake_server import Answer, head, json_answer, llamacpp_answers, replayed, replayed_alone, serving
 from .test_diagnosis import ALONE, DRAFTED, SCRIPT, SMALL, Scripted, examined
 
@@ -46,15 +47,15 @@ VLLM = {"SPECDEMO_VLLM", "SPECDEMO_VLLM_ALONE"}
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"at_once": (65,)}, "From 1 to 64 requests"),
-        ({"at_once": (0,)}, "From 1 to 64 requests"),
-        ({"contexts": (0,)}, "A prompt has from 1"),
-        ({"contexts": (2_000_000,)}, "A prompt has from 1"),
-        ({"seconds": 0.0}, "The time must be above 0"),
+        ({"at_once": (65,)}, "1 64 requests"),
+        ({"at_once": (0,)}, "1 64 requests"),
+        ({"contexts": (0,)}, "prompt 1"),
+        ({"contexts": (2_000_000,)}, "prompt 1"),
+        ({"seconds": 0.0}, "time 0"),
     ],
 )
 def test_a_plan_has_bounds(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with refuses(BadInput, words):
         DoctorPlan(**wrong)
 
 
@@ -104,7 +105,7 @@ def test_a_server_that_fails_midway_leaves_what_was_measured() -> None:
     study, found = examined(Scripted(DRAFTED, 0.1, fail), None)
     assert len(study.samples) == 2
     assert found.left_out == ["It ended in the middle of the prompts: The server has failed (500)."]
-    with pytest.raises(BadInput, match="has failed"):
+    with refuses(BadInput, "failed"):
         examined(Scripted(DRAFTED, 0.1, lambda _: fail(3)), None)
 
 

@@ -19,6 +19,7 @@ from specdemo.ui.engine import Engine, real_backend
 from specdemo.ui.race.own_models import _named
 
 from ..conftest import Command
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, save, tiny
 
 NAMES = [
@@ -78,16 +79,13 @@ def test_names_without_anything_odd_are_as_they_were() -> None:
     assert preset_of("a/b", "c/d").name == "a/b + c/d"
     assert find_preset("a/b + gpt2 with the head eagle b") == with_head(preset_of("a/b", "gpt2"), "eagle", "b")
     assert find_preset(preset_of("gpt2", "distilgpt2").name) == preset_of("gpt2", "distilgpt2")
-    for name, words in {
-        "./x + y": "There is no file or folder ./x.",
-        "a/b + ./y": "There is no file or folder ./y.",
-    }.items():
-        with pytest.raises(BadInput, match=words):
+    for name, missing in {"./x + y": "./x.", "a/b + ./y": "./y."}.items():
+        with refuses(BadInput, missing):
             find_preset(name)
 
 
 def test_a_name_that_is_no_text_is_one_sentence() -> None:
-    with pytest.raises(BadInput, match=r"The name 'a/\\udcff' is no text: rename the folder or the file\."):
+    with refuses(BadInput, "'a/\\udcff'"):
         preset_of(os.fsdecode(b"a/\xff"))
 
 

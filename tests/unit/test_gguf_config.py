@@ -30,6 +30,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp_process import started
 
+from ..refusals import refuses
 from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, write_gguf
 from .test_llamacpp import NEEDS_LLAMACPP
 
@@ -258,7 +259,7 @@ def test_a_file_with_weights_that_the_model_has_no_place_for_is_refused(
     more = {"blk.0.attn_sinks.weight": torch.ones(2), "blk.1.attn_sinks.weight": torch.ones(2)}
     write_gguf(Path(gguf.file), tensors=more)
     monkeypatch.setattr(converted, "WHOLE", {"llama"} if whole else set())
-    with pytest.raises(LoadError, match=r"tiny\.gguf .* no place for: blk\.0\.attn_sinks\.weight and 1 more\."):
+    with refuses(LoadError, "tiny.gguf blk.0.attn_sinks.weight 1"):
         load(preset_of(gguf), "float32", "cpu")
 
 
@@ -272,46 +273,49 @@ def header_of(kind: str, fields: dict[str, Any], tensors: dict[str, tuple[int, .
 
 
 REFUSED: dict[str, tuple[Header, str]] = {
-    "another kind": (header_of("llama", {"rope.scaling.type": "dynamic"}), r"llama\.rope\.scaling\.type is dynamic"),
-    "another field": (header_of("llama", {"rope.scaling.alpha": 7.0}), r"llama\.rope\.scaling\.alpha is 7\.0"),
-    "mscale": (header_of("qwen2", {**YARN, "rope.scaling.yarn_log_multiplier": 0.1}), "yarn_log_multiplier is 0.1"),
-    "a magnitude of what is not scaled": (header_of("llama", {"rope.scaling.attn_factor": 2.0}), "attn_factor is 2.0"),
-    "less extrapolation": (header_of("llama", {**YARN, "rope.scaling.yarn_ext_factor": 0.5}), "yarn_ext_factor is 0.5"),
-    "a part of a head": (header_of("llama", {"rope.dimension_count": 16}), r"dimension_count is 16"),
+    "another kind": (header_of("llama", {"rope.scaling.type": "dynamic"}), "llama.rope.scaling.type dynamic"),
+    "another field": (header_of("llama", {"rope.scaling.alpha": 7.0}), "llama.rope.scaling.alpha 7.0"),
+    "mscale": (header_of("qwen2", {**YARN, "rope.scaling.yarn_log_multiplier": 0.1}), "yarn_log_multiplier 0.1"),
+    "a magnitude of what is not scaled": (header_of("llama", {"rope.scaling.attn_factor": 2.0}), "attn_factor 2.0"),
+    "less extrapolation": (header_of("llama", {**YARN, "rope.scaling.yarn_ext_factor": 0.5}), "yarn_ext_factor 0.5"),
+    "a part of a head": (header_of("llama", {"rope.dimension_count": 16}), "dimension_count 16"),
     "a part that is rounded": (
         header_of("stablelm", {"rope.dimension_count": 30, "attention.key_length": 44}),
-        r"dimension_count is 30",
+        "dimension_count 30",
     ),
-    "sections": (header_of("qwen2", {"rope.dimension_sections": [8, 4, 4]}), r"dimension_sections is \[8, 4, 4\]"),
-    "another base of windows": (header_of("gemma2", {"rope.freq_base": 1e4, "rope.freq_base_swa": 77.0}), "base_swa"),
-    "windows": (header_of("llama", {"attention.sliding_window_pattern": 2}), "sliding_window_pattern is 2"),
+    "sections": (header_of("qwen2", {"rope.dimension_sections": [8, 4, 4]}), "dimension_sections [8, 4, 4]"),
+    "another base of windows": (
+        header_of("gemma2", {"rope.freq_base": 1e4, "rope.freq_base_swa": 77.0}),
+        "freq_base_swa",
+    ),
+    "windows": (header_of("llama", {"attention.sliding_window_pattern": 2}), "sliding_window_pattern 2"),
     "factors by length": (
         header_of("llama", {}, {"rope_factors_long.weight": (16,), "rope_factors_short.weight": (16,)}),
-        r"it has a tensor rope_factors_long\.weight",
+        "rope_factors_long.weight",
     ),
-    "no factors": (header_of("phi3", {"rope.scaling.type": "longrope"}), "type is longrope"),
-    "half of the factors": (header_of("phi3", {}, {"rope_factors_long.weight": (16,)}), "it has only one of"),
-    "another number of factors": (header_of("llama", {}, {"rope_freqs.weight": (8,)}), "has not as many numbers"),
-    "factors of a layer": (header_of("llama", {}, {"blk.0.rope_freqs.weight": (16,)}), "it has a tensor blk"),
+    "no factors": (header_of("phi3", {"rope.scaling.type": "longrope"}), "type longrope"),
+    "half of the factors": (header_of("phi3", {}, {"rope_factors_long.weight": (16,)}), "only one"),
+    "another number of factors": (header_of("llama", {}, {"rope_freqs.weight": (8,)}), "numbers"),
+    "factors of a layer": (header_of("llama", {}, {"blk.0.rope_freqs.weight": (16,)}), "blk.0.rope_freqs.weight"),
     "factors and a factor": (
         header_of("llama", {"rope.scaling.factor": 4.0}, {"rope_freqs.weight": (16,)}),
-        r"scaling\.factor is 4\.0",
+        "scaling.factor 4.0",
     ),
-    "a scaled Phi-3": (header_of("phi3", YARN), r"scaling\.factor is 4\.0"),
-    "a scaled hybrid": (header_of("lfm2", YARN), r"scaling\.factor is 4\.0"),
+    "a scaled Phi-3": (header_of("phi3", YARN), "scaling.factor 4.0"),
+    "a scaled hybrid": (header_of("lfm2", YARN), "scaling.factor 4.0"),
 }
 
 
 @pytest.mark.parametrize(("header", "words"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_a_configuration_cannot_say_is_refused(header: Header, words: str) -> None:
-    with pytest.raises(LoadError, match=rf"^x\.gguf cannot be run here, because its rotary.*{words}.*\.$"):
+    with refuses(LoadError, f"x.gguf rotary {words}"):
         check_header("x.gguf", header)
 
 
 def test_a_refusal_comes_before_the_conversion_and_keeps_nothing(gguf: Gguf, tmp_path: Path) -> None:
     write_gguf(Path(gguf.file), header={"rope.scaling.type": "dynamic"})
     for look in (report_on, load):
-        with pytest.raises(LoadError, match=r"llama\.rope\.scaling\.type is dynamic\.$"):
+        with refuses(LoadError, "llama.rope.scaling.type dynamic."):
             look(preset_of(gguf), "float32", "cpu")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"]
 

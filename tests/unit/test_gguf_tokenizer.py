@@ -29,6 +29,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp_process import started
 
+from ..refusals import refuses
 from .test_llamacpp import NEEDS_LLAMACPP
 
 RECORDED = Path(__file__).with_name("gguf_tokenizers.json")
@@ -231,20 +232,20 @@ def write_tiny(file: Path, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"pre": "kimi-k2"}, r"tokenizer\.ggml\.pre is kimi-k2"),
-        ({"model": "bert"}, r"tokenizer\.ggml\.model is bert"),
-        ({"merges": None}, r"lacks tokenizer\.ggml\.merges"),
-        ({"model": "llama", "scores": [0.0]}, r"tokenizer\.ggml\.scores has fewer entries than there are tokens"),
-        ({"tokens": ["a", "b", "a"], "token_type": None}, r"tokenizer\.ggml\.tokens has 'a' twice"),
+        ({"pre": "kimi-k2"}, "tokenizer.ggml.pre kimi-k2"),
+        ({"model": "bert"}, "tokenizer.ggml.model bert"),
+        ({"merges": None}, "tokenizer.ggml.merges"),
+        ({"model": "llama", "scores": [0.0]}, "tokenizer.ggml.scores fewer"),
+        ({"tokens": ["a", "b", "a"], "token_type": None}, "tokenizer.ggml.tokens 'a'"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_the_name_of_its_field(fields: Any, words: str) -> None:
-    with pytest.raises(LoadError, match=f"^x cannot be run here.*: .*{words}"):
+    with refuses(LoadError, f"x {words}"):
         check_tokenizer("x", tiny("gpt2", "gpt-2") | {f"tokenizer.ggml.{key}": value for key, value in fields.items()})
 
 
 def test_merges_that_make_no_token_are_refused() -> None:
-    with pytest.raises(LoadError, match="its tokenizer cannot be built"):
+    with refuses(LoadError, "x tokenizer"):
         build_tokenizer("x", tiny("gpt2", "gpt-2", merges=["< |"]))
 
 

@@ -14,6 +14,8 @@ from specdemo.system import hardware
 from specdemo.system.cpu_level import SWITCH
 from specdemo.types import BadInput
 
+from ..refusals import refuses
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -95,16 +97,16 @@ def test_a_second_device_is_the_draft_models(cuda: SimpleNamespace) -> None:
         assert hardware.choose_devices(asked)[1] == found
     assert ("set_device", torch.device("cuda:1")) not in cuda.asked  # the target's is the current one
     for wrong in ("cpu,tpu", "cpu,cpu,cpu"):
-        with pytest.raises(BadInput, match=r"^There is no device called"):
+        with refuses(BadInput, "device"):
             hardware.choose_devices(wrong)
 
 
 def test_a_gpu_that_is_not_there_is_refused(cuda: SimpleNamespace) -> None:
-    with pytest.raises(BadInput, match=r"^There is no GPU number 2: this machine has 2\.$"):
+    with refuses(BadInput, "2: 2."):
         hardware.choose_device("cuda:2")
     cuda.is_available = lambda: False
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(BadInput, match=r"^This machine has no NVIDIA or AMD GPU"):
+        with refuses(BadInput, "NVIDIA AMD"):
             hardware.choose_device(name)
 
 
@@ -263,13 +265,13 @@ def test_a_cpu_only_stores_what_it_has_no_products_of(
 def test_dtype_can_be_asked_for() -> None:
     assert hardware.choose_dtype("float32", torch.device("cpu")) == torch.float32
     assert hardware.choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
-    with pytest.raises(BadInput, match=r"'int3'.*auto, float32, bfloat16"):
+    with refuses(BadInput, "'int3' auto, float32, bfloat16,"):
         hardware.choose_dtype("int3", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x", "mps"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(BadInput, match=r"^(There is no|This machine has no) .*\.$"):
+    with refuses(BadInput, "no"):
         hardware.choose_device(name)
 
 

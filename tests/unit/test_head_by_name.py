@@ -24,6 +24,7 @@ from specdemo.types import AUTO, BadInput, Settings, TokenKind
 from specdemo.ui.facts import facts
 from tests.conftest import Command
 
+from ..refusals import refuses
 from . import published
 from .checkpoints import make_tokenizer, save, tiny
 from .published import write
@@ -112,7 +113,7 @@ def test_a_head_is_part_of_a_presets_name_and_of_a_saved_one(
     assert (both.defaults.drafter, both.results) == ("block", None)
     two = with_head(preset, "block", "owner/name")
     assert find_preset(two.name) == two
-    with pytest.raises(BadInput, match="There is no preset called 'a with the head b'"):
+    with refuses(BadInput, "'a with the head b'"):
         find_preset("a with the head b")
     assert (preset.defaults.tree, both.defaults.tree) == (True, False)  # an eagle head drafts trees
     save_preset(preset, "kept", tmp_path)
@@ -120,7 +121,7 @@ def test_a_head_is_part_of_a_presets_name_and_of_a_saved_one(
     assert not broken
     assert (presets["kept"].heads, presets["kept"].defaults) == (preset.heads, preset.defaults)
     (tmp_path / "x.gguf").touch()
-    with pytest.raises(BadInput, match=r"x\.gguf is no head: name its hub id or its folder"):
+    with refuses(BadInput, "x.gguf"):
         with_head(preset, "eagle", str(tmp_path / "x.gguf"))
 
 
@@ -132,11 +133,11 @@ def test_a_wrong_head_is_refused_before_the_weights_are_fetched(
 
     monkeypatch.setattr("specdemo.models.loaded.fetch_weights", fetch)
     base = preset_of(str(target))
-    with pytest.raises(BadInput, match="is DFlash, which drafts as block and not as eagle"):
+    with refuses(BadInput, "DFlash, block eagle"):
         load(with_head(base, "eagle", str(heads["block"])), "float32", "cpu")
     config = json.loads((heads["block"] / "config.json").read_text()) | {"vocab_size": 5}
     (heads["block"] / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match="trained for a target of 5 tokens and hidden size 32, but this one has"):
+    with refuses(BadInput, "5 32"):
         load(with_head(base, "block", str(heads["block"])), "float32", "cpu")
 
 
@@ -157,7 +158,7 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
     for drafter in ("block", "prompt-lookup"):
         assert tokens_of(loaded, drafter, 0.0)
     for drafter in ("eagle", "lookup-eagle"):
-        with pytest.raises(BadInput, match=r"cannot be used here: its eagle head .* lacks the tensor"):
+        with refuses(BadInput, "eagle lacks"):
             tokens_of(loaded, drafter, 0.0)
     loaded.release()
     monkeypatch.setattr("specdemo.cli.models.find_preset", lambda name: preset)
@@ -165,7 +166,7 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
     assert status == 0, told
     assert f"The preset mine goes on without a head: {lacking}." in told
     asked = with_head(preset, "eagle", str(damaged))
-    with pytest.raises(BadInput, match=r"^The head damaged lacks the tensor norm\.weight of shape \[32\]\.$"):
+    with refuses(BadInput, "damaged norm.weight [32]."):
         load(asked, "float32", "cpu")
 
 

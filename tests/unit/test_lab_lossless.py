@@ -40,6 +40,7 @@ from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distri
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
 
+from ..refusals import refuses
 from .toys import ids_of
 
 DRAFTING = [name for name in DRAFTERS if name != "none"]
@@ -266,13 +267,13 @@ def test_results_come_while_the_rounds_are_run(loaded: Loaded) -> None:
 
 def test_what_cannot_be_tested_is_refused(loaded: Loaded) -> None:
     ids = loaded.encode(PROMPT)
-    with pytest.raises(BadInput, match="above 0"):
+    with refuses(BadInput, "temperature"):
         next(sampling(loaded, "ngram", ids, replace(HOT, temperature=0)))
-    with pytest.raises(BadInput, match="no broken rule called 'honest'"):
+    with refuses(BadInput, "'honest'"):
         next(exact(loaded, "ngram", ids, HOT, "honest"))
-    with pytest.raises(BadInput, match="two tokens"):
+    with refuses(BadInput, "two"):
         next(sampling(loaded, "ngram", ids[:1], HOT))
-    with pytest.raises(BadInput, match="proposed nothing"):
+    with refuses(BadInput, "nothing"):
         telling_context(loaded, "none", ids, HOT)
 
 

@@ -16,6 +16,8 @@ from specdemo.studies.explain import _shapley, explain
 from specdemo.studies.theory import Costs, best_k, break_even, speed_up
 from specdemo.types import MAX_K, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 
+from ..refusals import refuses
+
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 SLOW_PAIR = Costs(22.09 / 29.92)  # a published pair of Qwen3 0.6B and 4B
 KS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -120,9 +122,9 @@ def test_in_words() -> None:
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
 def test_costs_and_chances_that_are_none_are_refused(wrong: float) -> None:
-    with pytest.raises(BadInput, match="0 target passes or more"):
+    with refuses(BadInput, "0"):
         Costs(wrong)
-    with pytest.raises(BadInput, match="probability"):
+    with refuses(BadInput, "probability"):
         theory.table(SLOW_PAIR, wrong)
 
 
@@ -200,5 +202,5 @@ def test_a_position_that_was_never_tested_has_no_acceptance() -> None:
 
 @pytest.mark.parametrize("lanes", [([], []), (PLAIN, PLAIN), (PLAIN[:1], SPECULATIVE)])
 def test_a_race_without_tests_is_refused(lanes: tuple[list[Event], list[Event]]) -> None:
-    with pytest.raises(BadInput, match="nothing to explain"):
+    with refuses(BadInput, "explain"):
         explain(*lanes)

@@ -31,6 +31,7 @@ from specdemo.studies.perplexity import logits_of, loss_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
 
+from ..refusals import refuses
 from .checkpoints import write_gguf
 from .fake_server import FakeServer, json_answer, llamacpp_answers, serving
 
@@ -62,7 +63,7 @@ def test_a_run_from_a_recorded_answer() -> None:
 
 @pytest.mark.parametrize("answer", [{}, {"timings": {}}, {"timings": None, "tokens": []}, {**ANSWER, "tokens": None}])
 def test_an_answer_without_timings_is_refused(answer: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"no llama\.cpp server, or too old"):
+    with refuses(BadInput, "llama.cpp old"):
         answered(answer)
 
 
@@ -98,17 +99,16 @@ def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded
 def test_a_server_of_another_model_is_refused(loaded: Loaded, fake: tuple[FakeServer, str]) -> None:
     server, address = fake
     server.answers = {**server.answers, "/detokenize": json_answer({"content": "something else"})}
-    words = "runs toy.gguf, whose tokens are not those of the preset toy"
-    with pytest.raises(BadInput, match=words), llamacpp.servers(loaded, [Case(LLAMA)], address, 64, print):
+    with refuses(BadInput, "toy.gguf, toy"), llamacpp.servers(loaded, [Case(LLAMA)], address, 64, print):
         pass
 
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("http://127.0.0.1:9", r"server at http://127\.0\.0\.1:9 cannot be reached"), ("http://", "address looks like")],
+    [("http://127.0.0.1:9", "http://127.0.0.1:9 reached"), ("http://", "http://127.0.0.1:8080")],
 )
 def test_a_server_that_is_not_there_is_told_in_a_sentence(address: str, words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with refuses(BadInput, words):
         Server(address)
 
 
@@ -134,7 +134,7 @@ def test_what_is_missing_is_told(
 
 @pytest.mark.parametrize("against", ["llama.cpp=localhost", "hf=http://127.0.0.1", "llama"])
 def test_what_cannot_be_read_is_refused(against: str) -> None:
-    with pytest.raises(BadInput, match=r"takes an address|no method called"):
+    with refuses(BadInput, against.partition("=")[0]):
         theirs(against)
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytes
     monkeypatch.setattr(Wheel, "gguf_path", lambda wheel, progress: "/no/such/file")
     monkeypatch.delenv(PYTHON, raising=False)
     shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
-    with pytest.raises(BadInput, match="did not start"), llamacpp.servers(shipped, [Case(LLAMA)], None, 64, print):
+    with refuses(BadInput, "start"), llamacpp.servers(shipped, [Case(LLAMA)], None, 64, print):
         pass
 
 
@@ -173,7 +173,7 @@ def test_a_pair_of_gguf_files_given_by_name_runs_plain_with_ngrams_and_with_the_
 
     monkeypatch.setattr(llamacpp, "started", refuse)
     for case in cases:
-        with pytest.raises(BadInput, match="enough"), llamacpp.servers(pair, [case], None, 64, print):
+        with refuses(BadInput, "enough"), llamacpp.servers(pair, [case], None, 64, print):
             pass
     file = str(pair.preset.target)
     told = [(asked["gguf"], asked["draft_gguf"], asked["ngram"], asked["k"], asked["context"]) for asked in served]
@@ -263,10 +263,10 @@ def test_the_loss_of_a_text_is_that_of_tokens_that_are_forced_one_by_one() -> No
             ([5], 7, 1),
             ([5, 7], 7, 1),
         ]
-        with pytest.raises(BadInput, match="emits another token than the one that is asked for"):
+        with refuses(BadInput, "emits"):
             LlamaCpp(client).loss([5, 6])
         server.answers = llamacpp_answers(json_answer({"completion_probabilities": [{"id": 7, "logprob": -3.4e38}]}))
-        with pytest.raises(BadInput, match="does not tell the probability of a token"):
+        with refuses(BadInput, "probability"):
             LlamaCpp(client).loss([5, 7])
 
 
@@ -301,5 +301,5 @@ def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
     assert "1 parts where rounding is no explanation" in in_words([check])[0]
     assert differences_in_words([check])[0].startswith("p0: from token 4 on; the two tokens are ")
     Other.text_of = lambda self, ids: "else"  # type: ignore[method-assign]
-    with pytest.raises(BadInput, match=r"The server at here runs other\.gguf, whose tokens are not those of"):
+    with refuses(BadInput, "here other.gguf,"):
         list(against_server(pair, Other(), [prompt], 8))  # type: ignore[arg-type]

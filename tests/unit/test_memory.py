@@ -41,6 +41,7 @@ from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.types import Settings
 
+from ..refusals import refuses
 from .checkpoints import preset_of, save, tiny
 from .toys import ARCHITECTURES, cpu_engine, tiny_model
 
@@ -204,7 +205,7 @@ def test_quantised_weights_run_by_transformers_own_forward(
     assert loaded.model is plain
     assert logits(loaded).isfinite().all()
     loaded.release()
-    with pytest.raises(LoadError, match=r"^.*quantised cannot be loaded: .*\.$"):  # without the library that unpacks
+    with refuses(LoadError, "quantised"):  # without the library that unpacks
         load(preset_of(folder), "float32", "cpu")
 
 
@@ -286,7 +287,7 @@ def test_a_load_that_fails_leaves_no_weight_behind_and_a_good_one_follows(
 
             patch.setattr(in_memory, "read_weights", broken)
         kind = ZeroDivisionError if at == "a bug" else LoadError
-        with pytest.raises(kind, match=r"is damaged\.$|has too little free memory|by zero"):
+        with pytest.raises(kind, match=r"damaged|free memory|zero"):
             load(preset_of(*pair), "float32", "cpu")
     assert len(seen) > 10
     assert [weight() for weight in seen if weight() is not None] == []
@@ -310,7 +311,7 @@ def test_what_had_to_make_room_is_released_only_when_memory_is_short(
     assert old.released
     assert models.MAKING_ROOM in stages
     assert loaded.target_runner(16).prefill(PROMPT).isfinite().all()
-    with pytest.raises(LoadError, match="no model in the folder"):
+    with refuses(LoadError, "nowhere"):
         load(preset_of(pair[0] / "nowhere"), "float32", "cpu", instead_of=loaded)
     assert not loaded.released
     loaded.release()

@@ -20,6 +20,7 @@ from specdemo.models.presets import preset_of
 from specdemo.models.report import report_on
 from specdemo.models.store import LoadError
 
+from ..refusals import refuses
 from .checkpoints import save
 from .toys import generated, texts_drafted_and_not
 
@@ -196,9 +197,9 @@ TEXTS: dict[str, dict[str, Any]] = {
 FUSED = {"gpt2", "llama", "qwen2", "qwen2, sliding", "qwen3", "smollm3", "mistral", "ministral", "gemma", "gemma2"}
 FUSED |= {"ministral3", "gemma3", "gemma3_text", "phi3", "phi3, longrope", "olmo2", "olmo3", "granite"}
 FUSED |= {"glm", "glm4", "mixtral", "olmoe", "qwen3_moe"}
-STATE = r"it has layers \(.*\) whose state cannot be rolled back after a rejected guess"
-ENCODER = "is an encoder, not a causal language model"
-NO_PARTS = "does not keep keys and values from which a pass over several tokens can go on"
+STATE = "state rolled"
+ENCODER = "encoder, causal"
+NO_PARTS = "keys values"
 # What is said of the types that cannot be used, and the fields that say it.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": (STATE, {}),
@@ -218,8 +219,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "openai-gpt": (NO_PARTS, {}),
     "prophetnet": (NO_PARTS, {"num_encoder_layers": 2, "num_decoder_layers": 2}),
     "xlm": (ENCODER, {}),
-    "musicgen": ("cannot be loaded", {}),
-    "t5": ("is not a causal language model", {}),
+    "musicgen": ("loaded:", {}),
+    "t5": ("not causal", {}),
 }
 
 
@@ -267,12 +268,12 @@ def test_a_type_that_cannot_be_used_is_refused_by_its_configuration(
     label: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     """There are no weights."""
-    sentence, fields = REFUSED[label]
+    words, fields = REFUSED[label]
     config_of(label, fields, len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     preset = preset_of(str(tmp_path))
     for look in (report_on, load):
-        with pytest.raises(LoadError, match=sentence) as caught:
+        with refuses(LoadError, words) as caught:
             look(preset, "float32", "cpu")
         assert "\n" not in str(caught.value)
 
@@ -282,7 +283,7 @@ def test_a_type_that_needs_another_package_says_so(tokenizer: PreTrainedTokenize
     AutoConfig.for_model("gemma3n").save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     for look in (report_on, load):
-        with pytest.raises(LoadError, match="requires the timm library") as caught:
+        with refuses(LoadError, "timm") as caught:
             look(preset_of(str(tmp_path)), "float32", "cpu")
         assert "\n" not in str(caught.value)
 

@@ -28,6 +28,7 @@ from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import real_backend
 from specdemo.ui.facts import facts as facts_of
 
+from ..refusals import refuses
 from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
 from .toys import cpu_engine, ids_of
 
@@ -181,7 +182,7 @@ def test_weights_that_float16_cannot_hold_are_refused(tokenizer: PreTrainedToken
     model = tiny("llama", len(tokenizer))
     model.model.layers[1].mlp.down_proj.weight.data[3, 4] = -7e4
     folder = save(model, tokenizer, tmp_path / "large")
-    with pytest.raises(LoadError, match=r"weights that are too large for float16; choose another dtype, such as float"):
+    with refuses(LoadError, "float16; float32"):
         load(preset_of(folder), "float16", "cpu")
     assert load(preset_of(folder), "float32", "cpu").model.dtype == torch.float32
     assert load(preset_of(folder), "float16", "cpu", eager=True).dtype == torch.float32
@@ -242,12 +243,12 @@ def test_a_token_that_the_draft_model_cannot_read_reaches_it_as_text(
 
 def test_states_that_a_pass_of_several_tokens_loses_are_refused_before_the_weights(tmp_path: Path) -> None:
     BambaConfig(num_hidden_layers=2, attn_layer_indices=[1]).save_pretrained(tmp_path / "model")
-    with pytest.raises(LoadError, match=r"/model cannot be used for .*\(linear_attention\) .* rolled back"):
+    with refuses(LoadError, "model (linear_attention)"):
         load(preset_of(tmp_path / "model"), device="cpu")  # there are no weights to load
 
 
 def test_skipping_more_layers_than_there_are_is_refused(checkpoints: dict[str, Path]) -> None:
-    with pytest.raises(BadInput, match=r"toy\.toml: the field skip_layers is 2, but the target has 2 layers"):
+    with refuses(BadInput, "toy.toml: skip_layers 2"):
         load(preset_of(checkpoints["llama"], skip_layers=2), device="cpu")
 
 
@@ -300,7 +301,7 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_its_weights_are_read(
 ) -> None:
     monkeypatch.setattr(room, "free_memory", lambda: 1000)
     monkeypatch.setattr(room.psutil, "swap_memory", lambda: SimpleNamespace(free=500))
-    with pytest.raises(LoadError, match=r"needs 0\.0 GB of memory, but 0\.0 GB are free. Choose a smaller preset"):
+    with refuses(LoadError, "0.0 GB memory,"):
         load(preset_of(Folder(checkpoints["llama"])), "float32", "cpu")
 
 
@@ -312,10 +313,10 @@ def test_a_bug_has_no_sentence(bug: Exception) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[]", r"generation_config\.json is damaged: it holds no JSON object\. Save or"),
-        ("[" * 100_000, r"generation_config\.json is damaged: it holds no JSON object\. Save or"),
-        ('{"eos_token_id": {"a": 1}}', r"give {'a': 1} as eos_token_id, which is no token id"),
-        ('{"eos_token_id": ["a"]}', r"give \['a'\] as eos_token_id, which is no token id"),
+        ("[]", "generation_config.json damaged:"),
+        ("[" * 100_000, "generation_config.json damaged:"),
+        ('{"eos_token_id": {"a": 1}}', "{'a': 1} eos_token_id,"),
+        ('{"eos_token_id": ["a"]}', "['a'] eos_token_id,"),
     ],
     ids=["list", "deep", "object", "texts"],
 )
@@ -324,5 +325,5 @@ def test_a_damaged_file_beside_the_weights_is_named(
 ) -> None:
     folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
     (folder / "generation_config.json").write_text(content)
-    with pytest.raises(LoadError, match=words):
+    with refuses(LoadError, words):
         load(preset_of(folder), "float32", "cpu")

@@ -18,6 +18,7 @@ from specdemo.models.loaded import load
 from specdemo.racing.trace import read_trace
 from specdemo.types import BadInput
 
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, preset_of, save, tiny
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook.ipynb"
@@ -118,15 +119,15 @@ def test_a_path_and_numbers_of_numpy_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "words"),
     [
-        ({"drafter": "nothing"}, BadInput, "There is no drafter called 'nothing'"),
-        ({"preset": "nothing"}, BadInput, "There is no preset called 'nothing'"),
-        ({"k": 17}, BadInput, "K must be a whole number"),
-        ({"k": 4, "lanes": ["ngram:2"]}, BadInput, "leave out drafter and k"),
-        ({"tokens": 3}, TypeError, "There is no setting tokens. There are: ahead"),
+        ({"drafter": "nothing"}, BadInput, "drafter 'nothing'"),
+        ({"preset": "nothing"}, BadInput, "preset 'nothing'"),
+        ({"k": 17}, BadInput, "K 16, 17"),
+        ({"k": 4, "lanes": ["ngram:2"]}, BadInput, "drafter k"),
+        ({"tokens": 3}, TypeError, "tokens. ahead,"),
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
+    with refuses(kind, words):
         race("To be", **{"preset": PRESET, **asked})
 
 

@@ -22,6 +22,7 @@ from specdemo.models.store import LoadError
 from specdemo.types import Settings
 from specdemo.ui.facts import facts
 
+from ..refusals import refuses
 from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of
 from .test_hybrid import hybrid, outcomes
@@ -78,7 +79,7 @@ def test_what_cannot_be_read_layer_by_layer_is_refused(monkeypatch: pytest.Monke
         (part_of(quantization_config={"quant_method": "gptq", "bits": 8}), CPU, 10),
     ):
         give_memory(monkeypatch, free)
-        with pytest.raises(LoadError, match=r"^big needs .* of memory, but .* are free\. Choose a smaller preset"):
+        with refuses(LoadError, "big memory,"):
             plan([part], device)
 
 
@@ -150,7 +151,7 @@ def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypa
     assert told.lines()[-2].startswith("Memory cannot hold the target: ")
     assert "the best case for speculation" in told.lines()[-2]
     give_memory(monkeypatch, 1000)
-    with pytest.raises(LoadError, match="choose a smaller model"):
+    with refuses(LoadError, "smaller"):
         report_on(preset, "float32", "cpu").check()
 
 
@@ -159,5 +160,5 @@ def test_a_gguf_file_has_to_be_in_memory_to_be_converted(tmp_path: Path, monkeyp
     preset = Preset("toy", "Toy", "A preset of the tests.", Gguf(str(tmp_path / "tiny.gguf")))
     (told,) = report_on(preset, "float32", "cpu").models
     give_memory(monkeypatch, told.weights * 3 // 4)
-    with pytest.raises(LoadError, match="choose a smaller model"):
+    with refuses(LoadError, "smaller"):
         report_on(preset, "float32", "cpu").check()

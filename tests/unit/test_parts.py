@@ -21,6 +21,7 @@ from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
 from specdemo.types import Settings
 
+from ..refusals import refuses
 from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_archive, write_gguf
 from .test_converted import only_this_index, without_pip
 from .toys import ids_of
@@ -163,20 +164,20 @@ def test_parts_that_are_gone_are_one_sentence_and_the_others_stay(
 def test_a_part_that_is_another_is_refused(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
     first, *others = index.source.parts
     wrong = replace(index.source, parts=(replace(first, sha256="f" * 64), *others))
-    with pytest.raises(LoadError, match=r"The wheel of Part 1 of 3 of tiny .* should begin with ffffffffffff"):
+    with refuses(LoadError, "1 3 tiny ffffffffffff"):
         converted(wrong, torch.bfloat16, ignore)
 
 
 def test_a_joined_file_that_is_another_is_thrown_away(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
     wrong = replace(index.source, gguf_sha256="f" * 64)
-    with pytest.raises(LoadError, match=r"The file of tiny, joined from 3 parts, is not the one"):
+    with refuses(LoadError, "tiny, 3"):
         converted(wrong, torch.bfloat16, ignore)
     assert all(path.suffix == ".lock" for path in cache.iterdir())
 
 
 def test_room_on_the_disk_is_asked_for_first(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
     first, *others = index.source.parts
-    with pytest.raises(LoadError, match=r"The weights need 5\d*\.\d GB of disk space"):
+    with pytest.raises(LoadError, match=r"\b5\d*\.\d GB of disk"):
         converted(replace(index.source, parts=(replace(first, size=10**18), *others)), torch.bfloat16, ignore)
     assert fetched == []
 

@@ -16,6 +16,8 @@ from specdemo.models.sources import Folder, Hub, Wheel
 from specdemo.studies.prompts import read_prompts
 from specdemo.types import AUTO, BadInput, Settings
 
+from ..refusals import refuses
+
 GOOD = """
 title = "Good"
 description = "A preset that reads well."
@@ -253,7 +255,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, words: 
 
 def test_an_unknown_preset_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     write(tmp_path, one=GOOD, two=GOOD)
-    with pytest.raises(BadInput, match=r"'three'.*one, two"):
+    with refuses(BadInput, "'three' one, two"):
         find_preset("three", tmp_path)
 
 
@@ -262,5 +264,5 @@ def test_a_broken_prompt_file_is_named(tmp_path: Path, content: str) -> None:
     write(tmp_path, **dict.fromkeys(CATEGORIES, "prompts = ['Say hello.']"))
     assert load_prompts(tmp_path)["facts"] == ["Say hello."]
     write(tmp_path, code=content)
-    with pytest.raises(BadInput, match=r"^code\.toml: the field prompts "):
+    with refuses(BadInput, "code.toml: prompts"):
         load_prompts(tmp_path)

@@ -38,6 +38,8 @@ from specdemo.types import (
 )
 from tests.unit.toys import ids_of
 
+from ..refusals import refuses
+
 Command = Callable[..., tuple[int, str, str]]
 WORDS = "the cat sat on the mat and the dog sat", "the dog", "on the mat the cat sat", "and the cat and the"
 NAMES = [f"{who} {reader}" for who in ("alone", "draft-model") for reader in (1, 2, 3, 4)]
@@ -70,22 +72,21 @@ def test_the_prompt_that_is_typed_comes_first_and_examples_follow(count: int) ->
 
 @pytest.mark.parametrize("readers", [0, 3, 17, -1, True, None, "two", 2.5, inf, [2], 10**5000], ids=range(11))
 def test_other_numbers_of_readers_are_refused_in_a_sentence(readers: Any) -> None:
-    with pytest.raises(
-        BadInput, match=r"^The number of readers must be 1 or 2 or 4 or 8 or 16, not ['a-zA-Z0-9.\[\] -]*\.$"
-    ):
+    with refuses(BadInput, "readers 1 2 4 8 16,") as refused:
         with_readers(Request("a", "b", "none", Settings()), readers)
+    assert len(str(refused.value)) < 120
 
 
 def test_several_readers_have_one_drafter_and_write_what_a_trace_can_hold() -> None:
     request = Request("a", "b", "none", Settings(max_new_tokens=MOST_OF_ALL // 8), more=(DraftedLane("ngram", 2),))
-    with pytest.raises(BadInput, match="Several readers at once have one drafter: leave out the other lanes"):
+    with refuses(BadInput, "readers lanes"):
         with_readers(request, 2)
     with pytest.MonkeyPatch.context() as patch:  # one reader needs no examples
         patch.delattr("specdemo.racing.asked.load_prompts")
         assert with_readers(request, 1) == request
     request = replace(request, more=())
     assert with_readers(request, "8").others == with_readers(request, 8.0).others
-    with pytest.raises(BadInput, match=r"16 readers at once can write 512 tokens each, not 1,024\."):
+    with refuses(BadInput, "16 512 1,024."):
         with_readers(request, 16)
 
 
@@ -123,16 +124,16 @@ def test_each_reader_gets_the_text_that_it_gets_alone(loaded: Loaded, temperatur
 
 def test_what_cannot_be_run_is_refused_before_it_begins(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     for request, words in (
-        (asked(loaded, "magic"), "no drafter called 'magic'"),
-        (asked(loaded, k=AUTO, temperature=1.0, rule=REJECTION), "needs the match rule"),
-        (asked(loaded, max_new_tokens=2000), "but the context"),
+        (asked(loaded, "magic"), "'magic'"),
+        (asked(loaded, k=AUTO, temperature=1.0, rule=REJECTION), "match"),
+        (asked(loaded, max_new_tokens=2000), "context"),
     ):
-        with pytest.raises(BadInput, match=words):
+        with refuses(BadInput, words):
             list(race_asked(loaded, request))
     one = 2 * loaded.token_bytes["target"] + loaded.token_bytes["draft-model"]
     longest = max(len(loaded.encode(prompt, True)) for prompt in WORDS) + 12
     monkeypatch.setattr(placement, "free_memory", lambda: 4 * one * longest - 1)
-    with pytest.raises(BadInput, match="keys and values"):
+    with refuses(BadInput, "keys values"):
         list(race_asked(loaded, asked(loaded)))
 
 
@@ -196,7 +197,7 @@ def test_a_reader_that_cannot_go_on_is_told_when_the_others_have_ended(loaded: L
     request = replace(asked(loaded, "ngram"), others=WORDS[1:2])
     ids = [loaded.encode(prompt, True) for prompt in request.prompts]
     entries = list[Entry]()
-    with pytest.raises(NotFinite, match="not finite"):
+    with refuses(NotFinite, "finite"):
         entries.extend(
             entries_of(loaded, request, ids, [run((0, Failed(NotFinite("not finite")))), run((0, read(1.0)))])
         )
@@ -238,7 +239,7 @@ def test_a_header_that_does_not_say_the_prompts_is_refused(loaded: Loaded, field
         name: value for name, value in trace_header(loaded, asked(loaded)).items() if name not in ("others", "readers")
     }
     assert request_of(json.loads(json.dumps(header))).others == ()  # as in older traces
-    with pytest.raises(BadInput, match=r"^Line 1 of the trace cannot be read: "):
+    with refuses(BadInput, "Line 1"):
         request_of({**header, **fields})
 
 

@@ -23,6 +23,8 @@ from specdemo.racing.trace import Entry, Spans
 from specdemo.types import REJECTION, BadInput, Settings, Token, TokenKind
 from specdemo.ui.replay.playable import playable
 
+from ..refusals import refuses
+
 
 @dataclass
 class Target:
@@ -113,9 +115,9 @@ def test_a_file_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     file.add(target("a", "b"), [1])
     before = file.path.read_bytes()
     for other in (target("b", "a"), target("a", "b", "c")):
-        with pytest.raises(BadInput, match="of another tokenizer"):
+        with refuses(BadInput, "tokenizer"):
             file.memory(other)
-        with pytest.raises(BadInput, match="of another tokenizer"):
+        with refuses(BadInput, "tokenizer"):
             file.add(other, [0])
     assert file.path.read_bytes() == before
 
@@ -142,7 +144,7 @@ def test_a_damaged_file_is_refused_before_anything_is_loaded(tmp_path: Path, dam
     path = tmp_path / "answers.json"
     MemoryFile(path).add(target(), [1])
     path.write_bytes(damage(json.loads(path.read_bytes())))
-    with pytest.raises(BadInput, match=r"answers.json is no memory of specdemo, or is damaged"):
+    with refuses(BadInput, "answers.json damaged"):
         MemoryFile(path)
 
 
@@ -151,12 +153,12 @@ def test_a_token_that_the_target_lacks_is_refused(tmp_path: Path) -> None:
     file.add(loaded, [2])
     told = json.loads(file.path.read_bytes())
     file.path.write_text(json.dumps({**told, "texts": [[3]]}))
-    with pytest.raises(BadInput, match="of another tokenizer"):
+    with refuses(BadInput, "tokenizer"):
         file.memory(loaded)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read"):
+    with refuses(BadInput, "read"):
         MemoryFile(tmp_path)
 
 
@@ -184,7 +186,7 @@ def test_a_trace_says_how_much_its_drafter_remembered() -> None:
 def test_a_race_with_memory_is_run_again_only_where_drafts_do_not_change_the_text() -> None:
     loaded = target()
     assert asked_again(loaded, header()).drafter == "suffix"
-    with pytest.raises(BadInput, match="earlier answers, which the trace does not hold"):
+    with refuses(BadInput, "earlier trace"):
         asked_again(loaded, header(rule=REJECTION, temperature=0.8))
 
 

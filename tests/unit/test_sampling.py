@@ -16,6 +16,8 @@ from specdemo.decoding import sampling
 from specdemo.decoding.sampling import largest, probabilities, sample
 from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings, brief
 
+from ..refusals import refuses
+
 JUST_BELOW_ONE = math.nextafter(1, 0)
 
 logit = st.floats(-30, 30, width=32)
@@ -321,19 +323,19 @@ def test_what_is_out_of_range_is_refused_and_what_is_in_range_is_kept(name: str,
     if low <= value <= high and not (name == "top_p" and value == 0):
         assert getattr(Settings(**{name: value}), name) == value
     else:
-        with pytest.raises(BadInput, match=said):
+        with refuses(BadInput, said):
             Settings(**{name: value})
 
 
 @given(st.sampled_from(WHOLE), st.floats(0, 16))
 def test_a_count_is_never_rounded(name: str, value: Any) -> None:
-    with pytest.raises(BadInput, match="whole number"):
+    with refuses(BadInput, "whole"):
         Settings(**{name: value})
 
 
 @pytest.mark.parametrize("stop", [("",), ("a", ""), (1,), (None,), ("x",) * (MAX_STOP_STRINGS + 1), ("x" * 1001,)])
 def test_stop_strings_that_cannot_be_used_are_refused(stop: tuple) -> None:
-    with pytest.raises(BadInput, match="top string"):
+    with pytest.raises(BadInput, match="[Ss]top"):
         Settings(stop=stop)
 
 

@@ -23,6 +23,7 @@ from specdemo.servers.race import server_lane
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
+from ..refusals import refuses
 from .fake_server import (
     Answer,
     FakeServer,
@@ -78,49 +79,34 @@ def endless_tokens(connection: socket.socket) -> None:
 
 EVENT, NEXT = (chunk.data for chunk in recorded("llamacpp-ended")[1][:2])
 FAULTS: dict[str, tuple[bytes | Answer, str]] = {
-    "stall": (stall, r"has said nothing for 0\.3 seconds, so the request was given up\."),
-    "close midway": (close_midway, r"closed the connection in the middle of its answer\."),
-    "ends early": (stream_answer(EVENT), r"ended its answer before the text was finished\."),
-    "done early": (head("text/event-stream") + b"data: [DONE]\n\n", "before the text was finished"),
-    "half a character": (head("text/event-stream") + b'data: {"content": "\xe2\x98"}\n\n', r"sends half a character\."),
-    "401": (
-        status(401, "Unauthorized", json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()),
-        r"API key.*401",
-    ),
-    "403": (status(403, "Forbidden"), r"does not let this API key ask \(403\)"),
-    "404": (status(404, "Not Found"), r"has no /completion \(404\)\."),
-    "429": (status(429, "Too Many Requests"), r"too much to do.*\(429\)\."),
-    "500": (status(500, "Oops", b'{"error": {"message": "out of memory"}}'), r"has failed \(500: out of memory\)\."),
-    "500 with a page": (status(500, "Oops", b"<html>"), r"has failed \(500\)\."),
-    "400": (
-        status(400, "Bad", json.dumps({"error": {"message": f"no {KEY}\n\x1b[1m"}}).encode()),
-        r"\(400: no \*\*\* \[1m\)",
-    ),
-    "redirect": (
-        head("text/html", "302 Found", "Location: http://127.0.0.1:1/\r\n"),
-        "redirect, which is not followed",
-    ),
-    "HTML": (head("text/html") + b"<html><body>Hello", r"answers text/html instead of a stream\."),
-    "no type": (
-        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {}\n\n",
-        "without a content type instead of a stream",
-    ),
-    "packed": (head("text/event-stream", more="Content-Encoding: gzip\r\n") + b"\x1f\x8b", "packs its answer"),
-    "a line of 100 MB": (long_line, r"sends a line of more than 1 MB\."),
-    "endless": (endless, r"does not end its answer: more than 2 MB came\."),
-    "endless comments": (endless_comments, r"does not end its answer: more than 2 MB came\."),
-    "endless tokens": (endless_tokens, r"sends more than the 20 tokens that it was asked for\."),
-    "no JSON": (head("text/event-stream") + b"data: {oops\n\n", "something that is no JSON"),
-    "deep": (head("text/event-stream") + b"data: " + b"[" * 50_000 + b"\n\n", "something that is no JSON"),
-    "a list": (stream_answer([1]), "something else than a JSON object"),
-    "an error in the stream": (
-        stream_answer(EVENT, {"error": {"message": f"lost {KEY}"}}),
-        r"has failed: lost \*\*\*\.",
-    ),
-    "another stream": (stream_answer({"choices": []}), r"sends a stream that is not what llama\.cpp sends"),
-    "odd counts": (stream_answer({**EVENT, "tokens": [True]}, NEXT), r"is not what llama\.cpp sends"),
-    "huge counts": (stream_answer({**EVENT, "tokens": [10**400]}, NEXT), r"is not what llama\.cpp sends"),
-    "no HTTP": (b"hello\r\n\r\n", "middle of its answer|cannot be asked"),
+    "stall": (stall, "0.3 seconds,"),
+    "close midway": (close_midway, "closed middle"),
+    "ends early": (stream_answer(EVENT), "finished."),
+    "done early": (head("text/event-stream") + b"data: [DONE]\n\n", "finished."),
+    "half a character": (head("text/event-stream") + b'data: {"content": "\xe2\x98"}\n\n', "half"),
+    "401": (status(401, "Unauthorized", json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()), "key 401"),
+    "403": (status(403, "Forbidden"), "key (403)"),
+    "404": (status(404, "Not Found"), "/completion (404)."),
+    "429": (status(429, "Too Many Requests"), "much (429)."),
+    "500": (status(500, "Oops", b'{"error": {"message": "out of memory"}}'), "failed (500: out of memory)."),
+    "500 with a page": (status(500, "Oops", b"<html>"), "failed (500)."),
+    "400": (status(400, "Bad", json.dumps({"error": {"message": f"no {KEY}\n\x1b[1m"}}).encode()), "(400: no *** [1m)"),
+    "redirect": (head("text/html", "302 Found", "Location: http://127.0.0.1:1/\r\n"), "redirect,"),
+    "HTML": (head("text/html") + b"<html><body>Hello", "text/html"),
+    "no type": (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {}\n\n", "without type"),
+    "packed": (head("text/event-stream", more="Content-Encoding: gzip\r\n") + b"\x1f\x8b", "packs"),
+    "a line of 100 MB": (long_line, "line 1 MB."),
+    "endless": (endless, "2 MB"),
+    "endless comments": (endless_comments, "2 MB"),
+    "endless tokens": (endless_tokens, "20 tokens"),
+    "no JSON": (head("text/event-stream") + b"data: {oops\n\n", "no JSON"),
+    "deep": (head("text/event-stream") + b"data: " + b"[" * 50_000 + b"\n\n", "no JSON"),
+    "a list": (stream_answer([1]), "JSON object"),
+    "an error in the stream": (stream_answer(EVENT, {"error": {"message": f"lost {KEY}"}}), "failed: lost ***."),
+    "another stream": (stream_answer({"choices": []}), "stream llama.cpp"),
+    "odd counts": (stream_answer({**EVENT, "tokens": [True]}, NEXT), "stream llama.cpp"),
+    "huge counts": (stream_answer({**EVENT, "tokens": [10**400]}, NEXT), "stream llama.cpp"),
+    "no HTTP": (b"hello\r\n\r\n", ""),
 }
 
 
@@ -132,7 +118,7 @@ def test_a_fault_is_one_sentence(fault: str, monkeypatch: pytest.MonkeyPatch, ca
     threads = threading.active_count()
     with asked(answer, KEY, HELD) as (_, lane):
         began = time.perf_counter()
-        with pytest.raises(BadInput, match=words) as refused:
+        with refuses(BadInput, words) as refused:
             list(lane.events)
         assert time.perf_counter() - began < 10
     assert not lane.events.gi_frame  # type: ignore[attr-defined]
@@ -149,7 +135,7 @@ def test_an_error_in_the_stream_of_any_server_is_told(kind: type) -> None:
     with (
         serving({"/there": stream_answer({"error": {"message": "lost it"}})}) as (_, where),
         Client(Address.read(where)) as client,
-        pytest.raises(BadInput, match=r"has failed: lost it\.$"),
+        refuses(BadInput, "lost it."),
     ):
         list(client.stream(kind, "/there"))
 
@@ -178,7 +164,7 @@ def test_what_vllm_cannot_have_sent_is_one_sentence(lie: str) -> None:
     }
     with serving(answers) as (_, where), Client(Address.read(where)) as client:
         lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings(max_new_tokens=20))
-        with pytest.raises(BadInput, match=r"sends a stream that is not what vLLM sends, or too old a version does\.$"):
+        with refuses(BadInput, "vLLM"):
             list(lane.events)
 
 
@@ -243,7 +229,7 @@ def test_the_key_goes_into_one_header_and_the_stream_is_read() -> None:
 
 @pytest.mark.parametrize("key", ["ключ", "two\nlines"])
 def test_a_key_that_cannot_be_sent_is_refused(key: str) -> None:
-    with pytest.raises(BadInput, match="plain printable"):
+    with refuses(BadInput, "printable"):
         Client(Address.read("http://127.0.0.1:1"), key)
 
 
@@ -252,7 +238,7 @@ def test_another_program_is_told(models: object) -> None:
     with (
         serving({"/v1/models": json_answer(models)}) as (_, where),
         Client(Address.read(where)) as client,
-        pytest.raises(BadInput, match=r"neither llama\.cpp's server nor vLLM nor SGLang\.$"),
+        refuses(BadInput, "llama.cpp's vLLM SGLang."),
     ):
         find_dialect(client)
 
@@ -277,7 +263,7 @@ def test_another_program_is_told(models: object) -> None:
     ],
 )
 def test_an_address_that_is_none_is_refused_without_being_quoted(text: str) -> None:
-    with pytest.raises(BadInput, match=r"^A server's address looks like http://127\.0\.0\.1:8080") as refused:
+    with refuses(BadInput, "http://127.0.0.1:8080") as refused:
         Address.read(text)
     assert KEY not in str(refused.value)
 
@@ -301,7 +287,7 @@ def space(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_a_space_asks_only_what_its_owner_allows(space: Callable[[str], None]) -> None:
     for allowed in ("", "https://example.org, http://127.0.0.1:81", "http://127.0.0.1"):
         space(allowed)
-        with pytest.raises(BadInput, match=r"^This Space asks only the servers that its owner allows"):
+        with refuses(BadInput, "Space owner"):
             Address.read("http://127.0.0.1:8080")
     space("http://[oops, HTTP://127.0.0.1:8080/")
     assert Address.read("http://127.0.0.1:8080/v1").pinned == "127.0.0.1"
@@ -315,7 +301,7 @@ def test_a_name_that_leads_into_the_network_of_the_space_is_refused(
     space("http://models.example.org:8080")
     for ip in ("127.0.0.1", "10.0.0.7", "169.254.169.254", "::1", "fe80::1%eth0"):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, ip=ip, **__: [(0, 0, 0, "", (ip, 8080))])
-        with pytest.raises(BadInput, match="leads into a private network"):
+        with refuses(BadInput, "private"):
             Address.read("http://models.example.org:8080")
 
 

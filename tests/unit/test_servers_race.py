@@ -23,6 +23,7 @@ from specdemo.servers.race import outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
 
+from ..refusals import refuses
 from .fake_server import FakeServer
 
 KEY = "sk-very-secret-0123456789"
@@ -85,10 +86,10 @@ def test_a_trace_can_be_the_baseline(
     found = json.loads(run(*RACE, drafting[1], "--baseline", str(trace), "--json"))
     assert found["comparison"]["identical"]
     assert found["speed_up"] is not None
-    with pytest.raises(BadInput, match="another prompt or other settings"):
+    with refuses(BadInput, "prompt settings"):
         run("race", "--prompt", "Ho", "--server", drafting[1], "--baseline", str(trace))
     run(*RACE, drafting[1], "--out", str(trace))
-    with pytest.raises(BadInput, match="no lane of a server that drafted nothing"):
+    with refuses(BadInput, "drafted"):
         run(*RACE, drafting[1], "--baseline", str(trace))
 
 
@@ -107,15 +108,15 @@ def test_above_temperature_0_the_servers_draws_are_their_own(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["race", "--server", "http://127.0.0.1:9", "--prompt", "Hi", "-k", "3", "--eager"], "leave out -k, --eager"),
-        (["race", "--server", "http://127.0.0.1:9"], "Say what to race on"),
-        (["race", "--prompt", "Hi", "--baseline", "http://127.0.0.1:9"], "belong to --server"),
-        ([*RACE, "http://127.0.0.1:9"], "cannot be reached"),
-        ([*RACE, "http://127.0.0.1:9", "--out", "/no/such/folder/x"], "no folder"),
+        (["race", "--server", "http://127.0.0.1:9", "--prompt", "Hi", "-k", "3", "--eager"], "-k, --eager"),
+        (["race", "--server", "http://127.0.0.1:9"], "race"),
+        (["race", "--prompt", "Hi", "--baseline", "http://127.0.0.1:9"], "--server"),
+        ([*RACE, "http://127.0.0.1:9"], "http://127.0.0.1:9 reached"),
+        ([*RACE, "http://127.0.0.1:9", "--out", "/no/such/folder/x"], "/no/such/folder folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(args: list[str], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with refuses(BadInput, words):
         run(*args)
 
 
@@ -180,7 +181,7 @@ def test_the_real_server_reads_a_chat_as_its_template_says(real: dict[str, Diale
     assert isinstance(prompt, str)
     assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert real[PLAIN].prompt_of("Hi", True) == "Hi"
-    with pytest.raises(BadInput, match=r"\(400: .*exceeds.*context"):
+    with refuses(BadInput, "(400: context"):
         race_servers(request("word " * 3000, Settings(max_new_tokens=4), raw=True), real[PLAIN], None)
 
 

@@ -39,6 +39,8 @@ from specdemo.types import (
     TokenKind,
 )
 
+from ..refusals import refuses
+
 shares = st.floats(0, 1)
 maybe = st.none() | shares  # a server may not tell probabilities
 margins = st.none() | st.floats(0, 1e6)
@@ -258,13 +260,14 @@ def test_a_mark_at_the_beginning_of_the_file_and_blank_lines_are_passed_over() -
 )
 def test_a_broken_line_is_refused_with_its_number(line: str) -> None:
     read_trace(TRACE)
-    with pytest.raises(BadInput, match=r"^Line 3 of the trace cannot be read: .{1,200}\.$"):
+    with refuses(BadInput, "Line 3") as refused:
         read_trace([*TRACE[:2], line])
+    assert len(str(refused.value)) < 240
 
 
 def test_nothing_follows_the_end_of_a_lane() -> None:
     for line in (json.dumps(ROUND), json.dumps(FINISHED), changed(ROUND, index=1)):
-        with pytest.raises(BadInput, match=r"^Line 5 .* the events of its lane are not in order"):
+        with refuses(BadInput, "Line 5 order"):
             read_trace([*TRACE, line])
 
 
@@ -272,7 +275,7 @@ def test_a_trace_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(trace_module, "MAX_EVENTS", 5)
     more = [changed(ROUND, index=index) for index in range(5)]
     read_trace([*TRACE[:2], *more[:4]])
-    with pytest.raises(BadInput, match=r"^Line 7 of the trace cannot be read: a trace has at most 5 events"):
+    with refuses(BadInput, "Line 7 5"):
         read_trace([*TRACE[:2], *more])
 
 
@@ -320,42 +323,39 @@ def test_a_trace_with_something_changed_is_read_or_refused(data: st.DataObject) 
     ],
 )
 def test_a_trace_begins_with_a_header_of_a_known_version(first: str) -> None:
-    with pytest.raises(BadInput, match=r"^This is not a trace of specdemo(\.|: it has no header of version 1 to 2\.)$"):
+    with refuses(BadInput, "trace specdemo"):
         read_trace([first, *TRACE[1:]])
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (json.dumps(ROUND)[:40], "it is cut off, or is no JSON"),
-        ("[1]", "a value is of the wrong kind"),
-        (json.dumps({**ROUND, "emitted": 3}), "a value is of the wrong kind"),
-        ("[" * 100_000, "it is cut off, or is no JSON"),
-        ("9" * 5_000, "it is cut off, or is no JSON"),  # more digits than Python reads
-        (changed(ROUND, emitted=[ROUND["emitted"][0], {"id": 3, "kind": "lucky", "p": 0.5}]), 'unknown kind "lucky"'),
-        (changed(ROUND, drafted=[GUESS, {**WRONG, "outcome": "unlucky"}, LATE]), 'unknown outcome "unlucky"'),
-        (changed(FINISHED, reason="because"), 'unknown reason "because"'),
-        (changed(ROUND, seconds=None), r"seconds is a number from 0 to 1e\+09, not null"),
-        (changed(ROUND, index=0.5), r"index is a whole number from 0 to 1e\+09, not 0.5"),
-        (changed(ROUND, drafted=[LATE] * (MAX_DRAFTED + 1)), f"drafted are at most {MAX_DRAFTED}"),
-        (changed(ROUND, drafted=[{**WRONG, "q": 0}]), "q is a number above 0, at most 1, not 0"),
-        (
-            changed(ROUND, text={"emitted": ["a" * 1001], "drafted": []}),
-            "the text of a token .* at most 1000 characters",
-        ),
-        (changed(ROUND, drafted={}), "a value is of the wrong kind"),
-        (json.dumps({name: ROUND[name] for name in ROUND if name != "seconds"}), "it has no field 'seconds'"),
-        ('{"type": "surprise", "lane": "plain", "text": {"emitted": [], "drafted": []}}', 'unknown event "surprise"'),
+        (json.dumps(ROUND)[:40], "cut JSON"),
+        ("[1]", "kind"),
+        (json.dumps({**ROUND, "emitted": 3}), "kind"),
+        ("[" * 100_000, "cut JSON"),
+        ("9" * 5_000, "cut JSON"),  # more digits than Python reads
+        (changed(ROUND, emitted=[ROUND["emitted"][0], {"id": 3, "kind": "lucky", "p": 0.5}]), 'kind "lucky"'),
+        (changed(ROUND, drafted=[GUESS, {**WRONG, "outcome": "unlucky"}, LATE]), 'outcome "unlucky"'),
+        (changed(FINISHED, reason="because"), 'reason "because"'),
+        (changed(ROUND, seconds=None), "seconds 0 1e+09, null"),
+        (changed(ROUND, index=0.5), "index whole 0 1e+09, 0.5"),
+        (changed(ROUND, drafted=[LATE] * (MAX_DRAFTED + 1)), f"drafted {MAX_DRAFTED}"),
+        (changed(ROUND, drafted=[{**WRONG, "q": 0}]), "q 1, 0."),
+        (changed(ROUND, text={"emitted": ["a" * 1001], "drafted": []}), "text 1000"),
+        (changed(ROUND, drafted={}), "kind"),
+        (json.dumps({name: ROUND[name] for name in ROUND if name != "seconds"}), "field 'seconds'"),
+        ('{"type": "surprise", "lane": "plain", "text": {"emitted": [], "drafted": []}}', 'event "surprise"'),
     ],
 )
 def test_a_line_that_is_none_of_a_trace_is_told_in_words(line: str, reason: str) -> None:
-    with pytest.raises(BadInput, match=rf"^Line 3 of the trace cannot be read: {reason}\.$"):
+    with refuses(BadInput, f"Line 3 {reason}"):
         read_trace([*TRACE[:2], line])
 
 
 @pytest.mark.parametrize("lines", [[], ["", "\n"]])
 def test_an_empty_trace_is_refused(lines: list[str]) -> None:
-    with pytest.raises(BadInput, match="trace is empty"):
+    with refuses(BadInput, "empty"):
         read_trace(lines)
 
 
@@ -376,7 +376,7 @@ def test_a_trace_of_version_1_is_read_as_one_of_version_2() -> None:
     assert read["lanes"] == [{"name": "plain", "drafter": "none"}, {"name": "speculative", "drafter": "eagle"}]
     assert entries == read_trace(TRACE)[1]
     assert read_trace(write_trace(read, entries)) == (read, entries)
-    with pytest.raises(BadInput, match=r'^Line 2 .* the lane is one of plain, speculative, not "a third"'):
+    with refuses(BadInput, 'Line 2 plain, speculative, "a third"'):
         read_trace([json.dumps(header), changed(PREFILLED, lane="a third")])
 
 
@@ -408,7 +408,7 @@ def test_a_round_of_a_tree_has_one_accepted_path() -> None:
         assert isinstance(event, Round)
         assert [token.parent for token in event.drafted] == [-1, -1, 1, 1]
     for line in broken:
-        with pytest.raises(BadInput, match="the drafted and the emitted tokens do not fit each other"):
+        with refuses(BadInput, "Line 3 fit"):
             read_trace([*TRACE[:2], line])
 
 
@@ -416,5 +416,5 @@ def test_a_round_of_a_tree_has_one_accepted_path() -> None:
     "lanes", [None, [], "plain", [{}], [{"name": ""}], [{"name": "x" * 61}], [{"name": 1}], [{"name": "a"}] * 2]
 )
 def test_a_header_names_its_lanes(lanes: Any) -> None:
-    with pytest.raises(BadInput, match=r"^(Line 1 of the trace cannot be read: |This is not a trace of specdemo)"):
+    with pytest.raises(BadInput, match=r"Line 1|not a trace"):
         read_trace([json.dumps({**HEADER, "lanes": lanes}), *TRACE[1:]])

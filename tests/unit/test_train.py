@@ -24,6 +24,7 @@ from tools.train.__main__ import app
 from tools.train.ngram import DISCOUNT, build_table
 from tools.train.states import default_layers, read_states, states_path
 
+from ..refusals import refuses
 from . import checkpoints
 from .toys import write_shard
 
@@ -74,10 +75,10 @@ def test_counts_do_not_cross_from_one_conversation_into_the_next(tmp_path: Path)
 def test_text_from_several_folders_is_counted_together(tmp_path: Path) -> None:
     probs = table_of(tmp_path, [[1, 2, 1, 2]], [[1, 3, 1, 3]]).next_token_probs([1])
     assert probs[2] == probs[3] > probs[1]
-    with pytest.raises(BadInput, match=r"none holds no training text"):
+    with refuses(BadInput, "none"):
         build_table([tmp_path / "0", tmp_path / "none"], tmp_path / "t.safetensors", {})
     write_shard(tmp_path / "1", [[1, 2]], **{**MADE, "preset": "other"})
-    with pytest.raises(BadInput, match=r"written by other, not by tiny"):
+    with refuses(BadInput, "other, tiny"):
         build_table([tmp_path / "0", tmp_path / "1"], tmp_path / "t.safetensors", {})
 
 
@@ -154,7 +155,7 @@ def test_more_tokens_go_on_where_the_last_run_stopped(tiny: Any, tmp_path: Path)
         facts = json.loads(file.metadata()["provenance"])
     assert (facts["preset"], facts["wave"], facts["vocab_size"]) == ("tiny", 1, 29)
     for name, other in {"seed": 99, "rows": 5, "columns": 61}.items():  # asked for differently
-        with pytest.raises(BadInput, match=rf"train-00000.safetensors was written with {name} \d+, not {other}"):
+        with refuses(BadInput, f"train-00000.safetensors {name} {other}"):
             write(tiny, tmp_path, 400, **{name: other})
 
 

@@ -26,6 +26,7 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
+from ..refusals import names, refuses
 from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, save, sha256, tiny, write_gguf
 from .test_memory import PROMPT, logits
 from .toys import generated, plain_text
@@ -55,18 +56,17 @@ def wanted(model: Any) -> Tensor:
 
 # Missing weights -------------------------------------------------------------------------------------------------
 
-LACKS = "lacks weights that its configuration asks for: "
 BROKEN: dict[str, tuple[Callable[[Weights], Any], str]] = {
-    "one weight": (lambda weights: weights.pop(UP), rf"{LACKS}model\.layers\.1\.mlp\.up_proj\.weight\.$"),
-    "the head": (lambda weights: weights.pop(HEAD), rf"{LACKS}lm_head\.weight\.$"),
-    "the embeddings": (lambda weights: weights.pop(TABLE), rf"{LACKS}model\.embed_tokens\.weight\.$"),
+    "one weight": (lambda weights: weights.pop(UP), "lacks model.layers.1.mlp.up_proj.weight."),
+    "the head": (lambda weights: weights.pop(HEAD), "lacks lm_head.weight."),
+    "the embeddings": (lambda weights: weights.pop(TABLE), "lacks model.embed_tokens.weight."),
     "a layer": (
         lambda weights: [weights.pop(name) for name in list(weights) if ".layers.1." in name],
-        rf"{LACKS}model\.layers\.1\.input_layernorm\.weight, .*, .* and 6 more\.$",
+        "lacks model.layers.1.input_layernorm.weight, 6",
     ),
     "half a weight": (
         lambda weights: weights.update({UP: weights[UP][:5].clone()}),
-        r"another shape than its configuration says: model\.layers\.1\.mlp\.up_proj\.weight is \[5, 32\], not \[64, 32",
+        "shape model.layers.1.mlp.up_proj.weight [5, 32], [64, 32].",
     ),
 }
 
@@ -81,7 +81,7 @@ def test_what_a_checkpoint_lacks_is_named(
     whole, folder = (save(model, tokenizer, tmp_path / name) for name in ("whole", "broken"))
     change(folder, broken)
     for preset in (preset_of(folder), preset_of(whole, folder)):
-        with pytest.raises(LoadError, match=rf"^\S*broken .*{words}"):
+        with refuses(LoadError, f"broken {words}"):
             load(preset, "float32", "cpu", eager=eager)
     load(preset_of(whole), "float32", "cpu", eager=eager).release()
 
@@ -91,7 +91,7 @@ def test_what_another_family_lacks_is_named(tokenizer: PreTrainedTokenizerFast, 
     config = MistralConfig(vocab_size=len(tokenizer), num_attention_heads=4, num_key_value_heads=2, **sizes)
     folder = save(MistralForCausalLM(config), tokenizer, tmp_path / "mistral")
     change(folder, lambda weights: weights.pop(UP))
-    with pytest.raises(LoadError, match=rf"{LACKS}model\.layers\.1\.mlp\.up_proj\.weight\.$"):
+    with refuses(LoadError, "lacks model.layers.1.mlp.up_proj.weight."):
         load(preset_of(folder), "float32", "cpu")
 
 
@@ -102,7 +102,7 @@ def test_a_lacking_weight_is_one_sentence_on_the_command_line(
     change(folder, lambda weights: weights.pop(UP))
     status, out, err = command("generate", "--prompt", "the cat", "--target", str(folder))
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1] == f"specdemo: {folder} {LACKS}{UP}."
+    assert names(err.splitlines()[-1], f"specdemo: {folder} lacks {UP}.")
     assert "REPORT" not in err
 
 
@@ -114,9 +114,7 @@ def test_a_file_that_the_list_of_files_names_is_missed(tokenizer: PreTrainedToke
     model.save_pretrained(folder, max_shard_size="20KB")
     second = sorted(folder.glob("model-*.safetensors"))[1]
     second.unlink()
-    with pytest.raises(
-        LoadError, match=rf"There is no file {second.name}, which model\.safetensors\.index\.json names"
-    ):
+    with refuses(LoadError, f"{second.name}, model.safetensors.index.json"):
         load(preset_of(folder), "float32", "cpu")
 
 
@@ -128,7 +126,7 @@ def test_a_list_of_files_that_leads_out_of_the_folder_is_refused(
     (folder / "model.safetensors").rename(tmp_path / "other.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {UP: outside}}))
     for eager in (False, True):
-        with pytest.raises(BadInput, match="which is no safetensors file of its own folder"):
+        with refuses(BadInput, "safetensors folder"):
             load(preset_of(folder), "float32", "cpu", eager=eager)
 
 
@@ -144,9 +142,9 @@ def test_what_no_model_asks_for_may_lack_or_be_there(tokenizer: PreTrainedTokeni
 
 
 LACKING_GGUF: dict[str, tuple[dict[str, Tensor | None], str]] = {
-    "one weight": ({"blk.1.ffn_up.weight": None}, rf"^tiny\.gguf {LACKS}model\.layers\.1\.mlp\.up_proj\.weight\.$"),
-    "the embeddings": ({"token_embd.weight": None}, rf"^tiny\.gguf {LACKS}model\.embed_tokens\.weight\.$"),
-    "half a weight": ({"blk.1.ffn_up.weight": torch.ones(5, 32)}, r"another shape .*up_proj\.weight is \[5, 32\], not"),
+    "one weight": ({"blk.1.ffn_up.weight": None}, "tiny.gguf lacks model.layers.1.mlp.up_proj.weight."),
+    "the embeddings": ({"token_embd.weight": None}, "tiny.gguf lacks model.embed_tokens.weight."),
+    "half a weight": ({"blk.1.ffn_up.weight": torch.ones(5, 32)}, "shape up_proj.weight [5, 32],"),
 }
 
 
@@ -159,7 +157,7 @@ def test_what_a_gguf_file_lacks_is_named_and_nothing_is_kept(
     write_gguf(tmp_path / "whole.gguf")
     whole, broken = (Gguf(str(tmp_path / name)) for name in ("whole.gguf", "tiny.gguf"))
     for preset in (preset_of(broken), preset_of(whole, broken)):
-        with pytest.raises(LoadError, match=words):
+        with refuses(LoadError, words):
             load(preset, "float32", "cpu")
     assert {path.name.partition("-")[0] for path in cache.iterdir() if path.suffix != ".lock"} <= {"whole"}
 
@@ -167,7 +165,7 @@ def test_what_a_gguf_file_lacks_is_named_and_nothing_is_kept(
 def test_half_of_what_experts_need_is_refused() -> None:
     """transformers takes zeros for the other half."""
     header = Header({"general.architecture": "qwen3moe"}, {"blk.0.ffn_up_exps.weight": (32, 16, 4)})
-    with pytest.raises(LoadError, match=r"it has blk\.0\.ffn_up_exps\.weight and no blk\.0\.ffn_gate_exps\.weight\.$"):
+    with refuses(LoadError, "blk.0.ffn_up_exps.weight blk.0.ffn_gate_exps.weight."):
         check_header("moe.gguf", header)
     check_header("moe.gguf", Header(header.fields, {**header.shapes, "blk.0.ffn_gate_exps.weight": (32, 16, 4)}))
 
