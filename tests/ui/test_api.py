@@ -14,7 +14,7 @@ from gradio_client.exceptions import AppError
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.ui.race.run import Run
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .browser import tokens_of
 from .scripted import PRESETS, Script
 

@@ -33,7 +33,7 @@ from tools.page import (
     unseen,
 )
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .scripted import Script
 
 ASKED = Asked("one two three four five six seven", "scripted", "prompt-lookup", 4, 60)

@@ -25,7 +25,7 @@ from specdemo.ui import hub_login
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .browser import served_engine
 from .scripted import PRESETS, PROMPTS, Script
 

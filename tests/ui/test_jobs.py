@@ -31,7 +31,7 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs, is_local
 from specdemo.ui.serving.stream import _events
 
-from ..refusals import refuses
+from ..sentences import refuses, tells
 from .browser import wait_until
 from .scripted import PRESETS, Script, ScriptedLoaded
 from .test_messages import ask
@@ -45,8 +45,8 @@ def test_loading_is_followed_and_the_old_preset_is_freed() -> None:
     seen = list(engine.follow("scripted"))
     assert seen[-1].stage == "ready"
     unavailable = seen[-1].unavailable or {}
-    assert unavailable["draft-model"] == "this preset has no draft model"
-    assert unavailable["layer-skip"] == "this preset names no layer to stop at"
+    assert tells(unavailable["draft-model"], "this preset model")
+    assert tells(unavailable["layer-skip"], "this names layer")
     assert not {"none", "prompt-lookup", "ngram"} & set(unavailable)
     assert [status.stage for status in engine.follow("scripted")] == ["ready"]
     list(engine.follow("other"))
@@ -152,7 +152,7 @@ def test_a_failed_load_is_told_and_tried_again() -> None:
     engine = script.engine()
     *_, last = engine.follow("scripted")
     assert last.stage == "failed"
-    assert last.words == "Something went wrong in the engine: KeyError. The log of the server says more."
+    assert tells(last.words, "Something KeyError engine")
     script.load_failure = None
     *_, last = engine.follow("scripted")
     assert last.stage == "ready"
@@ -428,7 +428,7 @@ def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
     run = Run(ask())
     with refuses(EngineTrouble, "RuntimeError"):
         list(run.play(engine))
-    assert json.loads(run.messages[-1])["error"].startswith("Something went wrong in the engine: RuntimeError")
+    assert tells(json.loads(run.messages[-1])["error"], "RuntimeError engine")
     assert [json.loads(message)["seq"] for message in run.messages] == list(range(len(run.messages)))
     assert script.open_races == 0
     script.fail_at = None

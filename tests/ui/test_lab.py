@@ -33,7 +33,7 @@ from specdemo.ui.lab.run import LabRun
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
-from ..refusals import refuses
+from ..sentences import refuses, tells
 from .browser import choose, served_engine, settings
 from .browser import run as race
 from .conftest import Tabs, Visit, visits
@@ -223,7 +223,7 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
     assert {"eagle", "block", "draft-model", "layer-skip"} <= set(whole["asked"]["drafters"])
     assert whole["environment"]["dtype"]
     assert len(rows) == sum(len(whole[part]) for part in ("models", "passes", "drafters"))
-    assert shown.locator(".lab-section strong").first.inner_text().startswith("One pass over 5 tokens takes")
+    assert tells(shown.locator(".lab-section strong").first.inner_text(), "5 takes")
     told = spoken(shown, "What a pass over several tokens takes")
     one, last = whole["passes"][0], whole["passes"][16]
     assert (one["cost"], last["tokens"]) == (1.0, 17)
@@ -704,7 +704,7 @@ def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, m
     assert job.pictured >= 2
     assert last["pictured"] == job.pictured
     assert [section and section.title[:2] for section in job.picture] == [None, "2.", "3."]
-    assert "No sign of a difference" in str(job.picture)
+    assert tells(str(job.picture), "sign difference")
     assert last["end"] == "Done."
     assert job.ended.is_set()
 

@@ -16,7 +16,7 @@ from specdemo.ui.race.messages import Lanes, row_of
 from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 

@@ -17,7 +17,7 @@ from specdemo.types import BadInput
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 
-from ..refusals import refuses
+from ..sentences import refuses, tells
 from .browser import run, sentence, settings, tokens_of, tokens_shown
 from .conftest import Tabs, Visit, listening, visits
 from .scripted import PROMPTS, Script, asked_by_form
@@ -248,7 +248,7 @@ def test_run_ends_it(visit: Visit, script: Script) -> None:
     expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
     assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
     page.evaluate("specdemo.race.opening.timer = null")
-    assert "tokens per target pass" in sentence(page)
+    assert tells(sentence(page), "tokens target")
 
 
 def test_whoever_wants_no_motion_sees_the_end_and_all_captions(visit: Visit, script: Script) -> None:

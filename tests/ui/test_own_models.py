@@ -22,6 +22,7 @@ from specdemo.ui.mcp import tools
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
+from ..sentences import tells
 from .browser import open_tab, parts_by_id, run, served, served_engine, settings, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, PROMPTS, Script
@@ -264,8 +265,8 @@ def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(
         name_models(page, str(tmp_path / "tiny.gguf"), str(stranger))
         open_tab(page, "Check")
         expect(page.locator("#own-load")).to_be_enabled()
-        assert "nothing to download" in said(page)
-        assert "drafts by text" in said(page)
+        assert tells(said(page), "nothing download")
+        assert tells(said(page), "drafts text")
         page.click("#own-load")
         expect(page.locator(".sd-model")).to_have_text("tiny.gguf + stranger")
         expect(page.locator(".sd-facts")).to_contain_text("drafts by text")

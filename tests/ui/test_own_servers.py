@@ -25,7 +25,7 @@ from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
-from ..refusals import refuses
+from ..sentences import gist, refuses, tells
 from .browser import open_tab, parts_by_id, run, sentence, settings, shared, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import Script, asked_by_form
@@ -64,7 +64,7 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     told = played(run, script)
     assert script.loads == []
     assert told["start"]["preset"] == "toy.gguf"
-    assert told["start"]["drafter"] == "the server's own"
+    assert tells(told["start"]["drafter"], "the server's")
     assert told["start"]["settings"]["k"] is None  # what it drafts is its own
     assert json.loads(uploaded(run.trace()))["request"]["settings"]["k"] is None
     shown = {
@@ -78,7 +78,7 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     assert (end["stats"][PLAIN]["drafted"], end["stats"][SPECULATIVE]["drafted"]) == (0, 5)
     assert end["exactness"]["mark"] == "same"
     assert TURNS in end["exactness"]["words"]
-    assert "The server: first token after" in end["exactness"]["words"]
+    assert tells(end["exactness"]["words"], "server after")
     assert not end["stopped"]
     header, entries = read_trace(run.trace().split("\n"))
     assert [lane["name"] for lane in header["lanes"]] == [PLAIN, SPECULATIVE]
@@ -110,7 +110,7 @@ def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
 def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
     told = played(ServerRun(asked(), place(drafting)), Script())
     assert [*told["lanes"]] == [SPECULATIVE]
-    assert told["end"]["sentence"].startswith("There is no baseline to compare with")
+    assert tells(told["end"]["sentence"], "baseline compare")
     assert (told["end"]["speed_up"], told["end"]["stopped"]) == (None, False)
     assert TURNS not in told["end"]["exactness"]["words"]
 
@@ -238,12 +238,12 @@ def test_a_server_that_is_not_there_is_said_and_the_preset_races_again(visit: Vi
     expect(said).to_be_in_viewport()
     name_servers(page, "http://127.0.0.1:9", KEY)
     run(page, "Hi", until="failed")
-    assert "The server at http://127.0.0.1:9 cannot be reached" in sentence(page)
+    assert tells(sentence(page), "http://127.0.0.1:9 reached")
     expect(said).to_be_empty()
     open_tab(page, "Check")
     page.locator("#lab-check-server :is(input, textarea)").fill("")
     run(page, until="failed")
-    assert sentence(page) == "Type the address of your server in the tab Check, such as http://127.0.0.1:8080."
+    assert gist(sentence(page)) == "Type Check http://127.0.0.1:8080"
     name_servers(page, "")
     expect(page.get_by_label("The preset")).to_be_checked()
     run(page)

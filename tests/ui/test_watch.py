@@ -21,6 +21,7 @@ from specdemo.ui.runs import Runs
 from specdemo.ui.watch.routes import ENDED, _events
 from specdemo.ui.watch.watches import Watch, Watches
 
+from ..sentences import tells
 from .browser import run, served, tokens_of, tokens_shown, wait_until
 from .conftest import HIDE, Visit, listening
 from .scripted import Script
@@ -204,7 +205,7 @@ def test_one_watcher_too_many_is_refused() -> None:
                 for path in ("watch", "watched"):
                     refused = client.get(f"{url}{path}/{token}")
                     assert refused.status_code == 503
-                    assert "2 people are watching already, the most that can here." in refused.text
+                    assert tells(refused.text, "2 watching")
             wait_until(lambda: client.get(f"{url}watch/{token}").status_code == 200)  # they have left
 
 

@@ -23,7 +23,7 @@ from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 NAME = "nanogpt-shakespeare"
 PRESETS = {NAME: load_presets()[0][NAME]}

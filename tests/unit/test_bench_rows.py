@@ -18,7 +18,7 @@ from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
 from specdemo.types import AUTO, MATCH, BadInput
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 
 def run(

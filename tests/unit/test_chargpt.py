@@ -33,7 +33,7 @@ from tools.train.chargpt import Recipe, held_out_loss
 from tools.train.ngram import build_bigrams
 from tools.train.shakespeare import ALPHABET, HELD_OUT, character_tokenizer, encode, read_plays, speeches
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 TEXT = encode("ROMEO:\nHe jests at scars that never felt a wound.\n\nJULIET:\nAy me!\n\n" * 20)
 TINY = Recipe(layers=1, width=16, heads=2, context=32, batch=4, steps=5, rate=1e-2)

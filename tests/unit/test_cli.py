@@ -14,6 +14,8 @@ from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, trace_lines
 
+from ..sentences import tells
+
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("loads_once")]
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "presets" / "recordings"
@@ -100,7 +102,7 @@ def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temper
     assert outcome["comparison"]["identical"]
     status, _, err = command("race", *words[:4], "--tree", "-k", "64")
     assert status == 2
-    assert "K must be a whole number from 0 to 63" in err
+    assert tells(err, "0 63")
 
 
 @pytest.mark.slow
@@ -137,7 +139,7 @@ def test_a_recorded_race_is_run_again_token_for_token(command, tmp_path: Path, s
     _, recorded = read_trace(trace_lines(out))
     status, told, err = command("race", "--again", str(out))
     assert (status, err) == (0, "")
-    assert told.endswith("The token ids are the same as in the trace.\n")
+    assert tells(told, "same trace")
     status, told, _ = command("race", "--again", str(out), "--json")
     outcome = json.loads(told)
     assert status == 0
@@ -158,8 +160,8 @@ def test_a_trace_that_is_not_repeated_is_told_where_it_parts_and_what_was_other(
     out.write_text("\n".join([json.dumps(header), *lines[1:]]))
     status, told, _ = command("race", "--again", str(out))
     assert status == 1
-    assert "The lane plain parts from its trace at token" in told
-    assert told.endswith("It was recorded elsewhere: device_name an abacus.\n")
+    assert tells(told, "plain parts")
+    assert tells(told, "device_name elsewhere")
 
 
 @pytest.mark.slow
@@ -167,19 +169,19 @@ def test_a_recording_that_ships_can_still_be_asked_for_again(command):
     """Old traces do not tell the seed, which at temperature 0 decides nothing."""
     status, told, err = command("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))
     assert err == ""
-    assert status == (0 if "The token ids are the same as in the trace." in told else 1)
+    assert status == (0 if tells(told, "same trace") else 1)
 
 
 def test_what_the_trace_says_cannot_be_asked_for_as_well(command, tmp_path: Path):
     trace = str(RECORDINGS / "facts-1.jsonl.gz")
     for words, named in (
-        (["--again", trace, "--prompt", "Hi", "-k", "3", "--top-k", "2"], "leave out --prompt, -k, --top-k"),
-        (["--again", str(tmp_path / "none.jsonl")], "cannot be read"),
+        (["--again", trace, "--prompt", "Hi", "-k", "3", "--top-k", "2"], "--prompt, -k, --top-k"),
+        (["--again", str(tmp_path / "none.jsonl")], "none.jsonl"),
         ([], "--prompt"),
     ):
         status, out, err = command("race", *words)
         assert (status, out, err.count("\n")) == (2, "", 1)
-        assert named in err
+        assert tells(err, named)
 
 
 def test_without_a_command_it_tells_what_there_is(command):
@@ -194,7 +196,7 @@ def test_a_prompt_that_is_no_text_is_refused_in_words(command, monkeypatch):
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"\xff"), encoding="utf-8"))
     status, out, err = command("generate", "--prompt", "-")
     assert (status, out) == (2, "")
-    assert "not text in utf-8" in err
+    assert tells(err, "utf-8 text")
 
 
 def test_an_exact_tie_is_told_as_one():
@@ -203,7 +205,7 @@ def test_an_exact_tie_is_told_as_one():
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
     verdicts = {"speculative": {"speed_up": None, "sentence": "So.", "comparison": comparison}}
     told = cli.table({**lanes, "verdicts": verdicts, "comparison": comparison, "sentence": "So."}, "ngram")
-    assert "from token 5 on; the two tokens there were 0.0000 apart for the target." in told
+    assert tells(told, "5 0.0000")
 
 
 @pytest.mark.sampled(3)
@@ -212,7 +214,7 @@ def test_an_exact_tie_is_told_as_one():
     [
         (["generate"], "--prompt"),
         (["generate", "--prompt", " \n"], "empty"),
-        (["generate", "--prompt", "Hi", "-k", "17"], "16, not 17"),
+        (["generate", "--prompt", "Hi", "-k", "17"], "16, 17."),
         (["generate", "--prompt", "Hi", "-k", "2.5"], "-k"),
         (["generate", "--prompt", "Hi", "--temperature", "nan"], "temperature"),
         (["generate", "--prompt", "Hi", "--temperature", "2.1"], "2.1"),
@@ -223,44 +225,44 @@ def test_an_exact_tie_is_told_as_one():
         (["generate", "--prompt", "Hi", "--max-new-tokens", "9000"], "8192"),
         (["generate", "--prompt", "Hi", "--preset", "gpt-9"], "smollm2-135m"),
         (["generate", "--prompt", "Hi", "--drafter", "psychic"], "prompt-lookup"),
-        (["generate", "--prompt", "Hi", "--drafter", "draft-model"], "no draft model"),
+        (["generate", "--prompt", "Hi", "--drafter", "draft-model"], "draft-model preset"),
         (["generate", "--prompt", "Hi", "--dtype", "int3"], "int3"),
         (["generate", "--prompt", "Hi", "--device", "abacus"], "abacus"),
         (["generate", "--prompt", "Hi", "--nonsense"], "--nonsense"),
         (["dance"], "dance"),
         (["record", "--prompt", "Hi", "--out", "/no/such/folder/trace.jsonl"], "/no/such/folder"),
-        (["record", "--prompt", "Hi", "--out", "/"], "cannot be written"),
-        (["bench", "--json", "/"], "cannot be written"),
+        (["record", "--prompt", "Hi", "--out", "/"], "/ written."),
+        (["bench", "--json", "/"], "/ written."),
         (["bench", "--each", "-1"], "--each"),
-        (["bench", "roofline", "--context", "0"], "--context': Input should be greater than or equal to 1"),
-        (["bench", "roofline", "--preset", "nanogpt-shakespeare", "--context", "5000"], "holds 256 tokens"),
+        (["bench", "roofline", "--context", "0"], "'--context': 1"),
+        (["bench", "roofline", "--preset", "nanogpt-shakespeare", "--context", "5000"], "256"),
         (["lab", "profile", "--csv", "/no/such/folder/profile.csv"], "/no/such/folder"),
         (["lab", "theory"], "--draft-ms"),
         (["lab", "theory", "--draft-ms", "1"], "--target-ms"),
-        (["lab", "theory", "--draft-ms", "1", "--target-ms", "0"], "above 0"),
-        (["lab", "theory", "--draft-ms", "nan", "--target-ms", "1"], "0 target passes or more"),
-        (["lab", "theory", "--draft-ms", "1", "--target-ms", "1", "--alpha", "1.5"], "from 0 to 1"),
+        (["lab", "theory", "--draft-ms", "1", "--target-ms", "0"], "above 0,"),
+        (["lab", "theory", "--draft-ms", "nan", "--target-ms", "1"], "0 passes"),
+        (["lab", "theory", "--draft-ms", "1", "--target-ms", "1", "--alpha", "1.5"], "0 1"),
         (["lab", "theory", "--profile", "/no/such/file", "--drafter", "ngram"], "/no/such/file"),
         (["lab", "theory", "--draft-ms", "1", "--target-ms", "1", "--csv", "/no/such/folder/t.csv"], "/no/such/folder"),
         (["lab", "explain", "--trace", "/no/such/trace"], "/no/such/trace"),
         (["lab", "domains", "--prompts", "/no/such/prompts"], "/no/such/prompts"),
-        (["lab", "domains", "-k", "17"], "16, not 17"),
+        (["lab", "domains", "-k", "17"], "16, 17."),
         (["lab", "sweep", "-k", "one"], "numbers"),
-        (["lab", "sweep", "--seeds", "0"], "--seeds': Input should be greater than or equal to 1"),
-        (["lab", "profile", "--repeats", "0"], "--repeats': Input should be greater than or equal to 1"),
+        (["lab", "sweep", "--seeds", "0"], "'--seeds': 1"),
+        (["lab", "profile", "--repeats", "0"], "'--repeats': 1"),
         (["lab", "profile", "--preset", "gpt-9"], "gpt-9"),
-        (["lab", "lossless", "--rule", "wishful"], "match or rejection"),
+        (["lab", "lossless", "--rule", "wishful"], "match rejection"),
         (["lab", "lossless", "--broken", "wishful"], "resample-from-p"),
-        (["lab", "lossless", "--temperature", "0"], "above 0"),
+        (["lab", "lossless", "--temperature", "0"], "above 0,"),
         (["lab", "lossless", "--limit", "-1"], "limit"),
         (["lab", "dance"], "dance"),
-        (["train", "export", "--kind", "eagle", "--help"], "python -m tools.train` makes drafters, in the project's"),
-        (["bench", "page", "--repeats", "2"], "python -m tools.page"),
+        (["train", "export", "--kind", "eagle", "--help"], "tools.train`"),
+        (["bench", "page", "--repeats", "2"], "tools.page`"),
         (
             ["export", "--kind", "whole", "--out", "a"],
-            "no head of the kind 'whole'. Choose one of: eagle, block, medusa",
+            "'whole'. eagle, block, medusa",
         ),
-        (["export", "--kind", "eagle", "--out", "a", "--format", "b"], "no format 'b' to write"),
+        (["export", "--kind", "eagle", "--out", "a", "--format", "b"], "'b'"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(command, words, named):
@@ -268,7 +270,7 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(command, words, named):
     assert (status, out) == (2, "")
     assert err.startswith("specdemo: ")
     assert err.count("\n") == 1
-    assert named in err
+    assert tells(err, named)
 
 
 def test_control_characters_are_shown_not_obeyed():
@@ -286,7 +288,7 @@ def test_four_lanes_race_and_their_trace_is_run_again(command, tmp_path: Path):
     status, told, err = command("race", *words, *LANES)
     assert (status, err) == (0, "")
     assert told.split("\n")[0].split() == ["target", "alone", *LANE_NAMES[1:]]
-    assert "Identical to the target alone, token for token." in told
+    assert tells(told, "target alone")
     assert command("record", *words, *LANES, "--out", str(out))[0] == 0
     _, entries = read_trace(trace_lines(out))
     assert {entry.lane for entry in entries} == {*LANE_NAMES}

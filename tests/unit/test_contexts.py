@@ -19,7 +19,7 @@ from specdemo.studies.sweep import Sweep
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import make_tokenizer, preset_of, save, tiny
 from .test_models import text_of
 

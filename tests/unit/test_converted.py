@@ -41,7 +41,7 @@ from specdemo.models.tokenizer_files import converted_tokenizer
 from specdemo.system.folders import cache_folder
 from specdemo.system.hardware import compute_dtype
 
-from ..refusals import refuses
+from ..sentences import refuses, tells
 from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
 from .toys import cpu_engine
 
@@ -359,7 +359,7 @@ def test_a_damaged_entry_is_made_again(index: SimpleNamespace, filled: Path, dam
     damage(filled)
     stages: Stages = []
     converted(index.wheel, torch.float32, lambda *stage: stages.append(stage))
-    assert "the stored weights are damaged: making them again" in [words for _, words in stages]
+    assert tells([words for _, words in stages], "damaged making")
     assert {path.name: path.read_bytes() for path in filled.iterdir()} == good
 
 

@@ -26,7 +26,7 @@ from specdemo.racing.race import start
 from specdemo.system import compiled, cpu_level, hardware
 from specdemo.types import BadInput, Settings
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import full_preset, preset_of, save, tiny
 from .toys import ids_of, rounds_of
 

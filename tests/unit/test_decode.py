@@ -36,7 +36,7 @@ from tests.unit.toys import (
     texts_read,
 )
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 SAMPLED = Settings(temperature=1, k=3, max_new_tokens=40, seed=7)
 COUNT = 30  # vocabulary of the model that counts: after [.., 1] it says 2, 3, 4, ...

@@ -22,7 +22,7 @@ from specdemo.engines.runner import States
 from specdemo.types import MAX_NODES, REJECTION, NotFinite, Settings
 from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded, tiny_model
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 

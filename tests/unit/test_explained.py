@@ -12,7 +12,7 @@ from specdemo.racing.explained import explained
 from specdemo.racing.trace import Entry, Spans
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 
-from ..refusals import refuses
+from ..sentences import gist, refuses
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 DRAFTED = (
@@ -46,9 +46,7 @@ def test_it_tells_what_was_drafted_and_written() -> None:
     ]
     assert [token.get("margin") for token in told["written"]] == [1.25, None]
     assert (told["temperature"], told["rule"]) == (0.0, "match")
-    assert told["why"] == (
-        "One pass of the target wrote 2 tokens: it accepted 1 of 3 guesses and corrected the next one."
-    )
+    assert gist(told["why"]) == "One 2 it 1 3"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,7 @@ def test_a_tree_says_what_each_guess_follows() -> None:
 
 def test_a_round_without_a_draft_is_the_targets_own() -> None:
     told = found((), (Token(5, TokenKind.TARGET),))
-    assert told["why"] == "One pass of the target wrote 1 token: nothing was guessed."
+    assert gist(told["why"]) == "One 1 nothing"
 
 
 @pytest.mark.parametrize("index", [-1, 1])

@@ -19,7 +19,7 @@ from specdemo.ui.engine import Engine, real_backend
 from specdemo.ui.race.own_models import _named
 
 from ..conftest import Command
-from ..refusals import refuses
+from ..sentences import refuses, tells
 from .checkpoints import make_tokenizer, save, tiny
 
 NAMES = [
@@ -109,7 +109,7 @@ def test_such_a_folder_loads_and_races_on_the_page(model: Path, tmp_path: Path) 
     folder = Path(shutil.copytree(model, tmp_path / "a + b"))
     preset = _named({}, str(folder), str(folder), "")
     engine = Engine({"toy": preset_of(str(model))}, real_backend())
-    assert "The tokenizers match." in engine.backend.report(preset).lines()
+    assert tells(engine.backend.report(preset).lines(), "tokenizers match")
     engine.add(preset, "me")
     *_, status = engine.follow(preset.name)
     assert (status.stage, status.loaded) == ("ready", preset.name)

@@ -30,7 +30,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp_process import started
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, write_gguf
 from .test_llamacpp import NEEDS_LLAMACPP
 

@@ -29,7 +29,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp_process import started
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .test_llamacpp import NEEDS_LLAMACPP
 
 RECORDED = Path(__file__).with_name("gguf_tokenizers.json")

@@ -14,7 +14,7 @@ from specdemo.system import hardware
 from specdemo.system.cpu_level import SWITCH
 from specdemo.types import BadInput
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -39,7 +39,7 @@ from tools.train.head import TrainingPlan, judge, train_head
 from tools.train.outputs import OUTPUTS
 from tools.train.states import Shard, Text, conversations, default_layers, read_states
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 KINDS: list[type[Head]] = [EagleHead, BlockHead, MedusaHead]
 SETTINGS = Settings(temperature=0)

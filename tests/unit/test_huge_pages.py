@@ -16,7 +16,7 @@ import torch
 from specdemo.engines.cpu.huge_pages import CHUNK, LINE, HugePages
 from specdemo.system.mapped import let_go
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="only Linux is asked for huge pages")
 

@@ -20,7 +20,7 @@ from specdemo.models.presets import preset_of
 from specdemo.models.report import report_on
 from specdemo.models.store import LoadError
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import save
 from .toys import generated, texts_drafted_and_not
 

@@ -28,7 +28,7 @@ from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import real_backend
 from specdemo.ui.facts import facts as facts_of
 
-from ..refusals import refuses
+from ..sentences import refuses, tells
 from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
 from .toys import cpu_engine, ids_of
 
@@ -196,7 +196,7 @@ def test_a_draft_model_with_another_tokenizer_drafts_by_text(checkpoints: dict[s
     save(tiny("llama", len(other), max_position_embeddings=32), other, tmp_path / "stranger")
     loaded = load(preset_of(checkpoints["llama"], tmp_path / "stranger"), dtype="float32", device="cpu")
     assert loaded.environment()["drafts_by_text"]
-    assert "the draft model has another tokenizer and drafts by text" in facts_of(loaded)
+    assert tells(facts_of(loaded), "another tokenizer")
     assert loaded.context == 256  # the draft model reads the end of what is too long for it
     assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
 
@@ -287,13 +287,13 @@ def test_what_a_library_says_is_told_without_folders_of_this_machine(error: Exce
     with pytest.raises(LoadError) as caught, wrap_load_errors(Hub("me/model")):
         raise error
     assert str(caught.value).endswith(words)
-    assert str(caught.value).startswith("me/model cannot be loaded: ")
+    assert tells(str(caught.value), "me/model loaded")
 
 
 def test_memory_that_cannot_be_had_is_a_sentence() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**55)
-    assert "too little free memory" in str(explain(caught.value))
+    assert tells(str(explain(caught.value)), "little memory")
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_before_its_weights_are_read(

@@ -14,7 +14,7 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.modules import decoder_layers, layers_at
 from specdemo.types import BadInput, Settings
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .test_model_types import TEXTS, config_of
 from .toys import MODEL_VOCAB, decode, ids_of, plain_text
 

@@ -23,7 +23,7 @@ from specdemo.racing.race import race
 from specdemo.system import hardware
 from specdemo.types import BadInput, Settings
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import full_preset
 
 MPS = torch.device("mps", 0)

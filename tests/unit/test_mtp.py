@@ -36,6 +36,7 @@ from specdemo.racing.race import check_drafter, race, start
 from specdemo.racing.summary import summary
 from specdemo.types import BadInput, DraftOutcome, Settings, Verdict
 
+from ..sentences import tells
 from .checkpoints import preset_of, save, tiny
 from .test_hybrid import EXPERTS, LINEAR, SIZES
 from .toys import Scripted, decode, generated, ids_of, plain_text, rounds_of
@@ -363,7 +364,7 @@ def test_the_layer_of_a_target_that_is_quantized_or_spread_is_refused(published:
 def test_the_layers_of_other_families_are_refused_by_name(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     save(tiny("llama", len(tokenizer)), tokenizer, tmp_path)
     rewrite(tmp_path, {**load_file(tmp_path / "model.safetensors"), "model.mtp.0.eh_proj.weight": torch.ones(1)})
-    assert refusal(tmp_path).endswith("this preset has a target of the type llama, whose MTP layers are not read here.")
+    assert tells(refusal(tmp_path), "MTP whose")
 
 
 def test_the_summary_of_a_race_doubts_a_layer_that_is_mostly_wrong(published: dict[str, Published]) -> None:
@@ -372,6 +373,6 @@ def test_the_summary_of_a_race_doubts_a_layer_that_is_mostly_wrong(published: di
     prompt, settings = loaded.encode(PROMPT, raw=True), Settings(k=2, max_new_tokens=40)
     asked = Request("", "", "mtp", settings).drafted
     told = summary(loaded, prompt, settings, list(race(loaded, "mtp", prompt, settings)), asked)["sentence"]
-    assert "of the first guesses of this MTP head pass, where 70% to 90% are usual. Likely causes" in told
-    assert "an MTP layer that was not trained on when its model was fine-tuned" in told
+    assert tells(told, "MTP 70% 90%")
+    assert tells(told, "MTP fine-tuned")
     loaded.release()

@@ -18,7 +18,7 @@ from specdemo.models.loaded import load
 from specdemo.racing.trace import read_trace
 from specdemo.types import BadInput
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import make_tokenizer, preset_of, save, tiny
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook.ipynb"

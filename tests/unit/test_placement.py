@@ -15,7 +15,7 @@ from specdemo.models.checkpoint import device_map
 from specdemo.models.placement import TOKENS, WORK_SPACE, ModelPart, plan
 from specdemo.models.store import LoadError
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 GB = 10**9
 CUDA = torch.device("cuda")

@@ -34,7 +34,7 @@ from specdemo.racing.race import start
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import AUTO, BadInput, DraftOutcome, Settings
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import blocks_of, make_tokenizer, preset_of, save, tiny, write_gguf, write_wheel
 from .toys import ids_of, rounds_of, texts_drafted_and_not, untrained_heads
 

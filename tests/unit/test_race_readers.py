@@ -38,7 +38,7 @@ from specdemo.types import (
 )
 from tests.unit.toys import ids_of
 
-from ..refusals import refuses
+from ..sentences import refuses, tells
 
 Command = Callable[..., tuple[int, str, str]]
 WORDS = "the cat sat on the mat and the dog sat", "the dog", "on the mat the cat sat", "and the cat and the"
@@ -109,7 +109,7 @@ def test_each_reader_gets_the_text_that_it_gets_alone(loaded: Loaded, temperatur
             assert isinstance(events[-1], Finished)
     found = outcome_of(loaded, request, entries)
     assert all(comparison and comparison.identical for comparison in found.comparisons.values())
-    assert found.badge["words"] == "All 4 readers get exactly the text that they get without the drafter."
+    assert tells(found.badge["words"], "All 4 exactly")
     told = found.as_dict()
     assert {*NAMES, PLAIN, SPECULATIVE, "verdicts"} <= {*told}
     assert told["verdicts"][SPECULATIVE]["comparison"]["identical"]
@@ -319,9 +319,9 @@ def test_it_is_run_by_a_command(command: Command) -> None:
     words = "race", "--preset", "nanogpt-shakespeare", "--max-new-tokens", "20", *drafting, "--prompt", "To be"
     status, out, _ = command(*words, "--readers", "2")
     assert status == 0
-    assert "With 2 readers at once lookup-ngram" in out
-    assert "tokens per second of all" in out
-    assert "Identical to the target alone, token for token." in out
+    assert tells(out, "2 lookup-ngram")
+    assert tells(out, "tokens second")
+    assert tells(out, "target alone")
     for more, refused in (
         (["--readers", "3"], "The number of readers must be 1 or 2 or 4 or 8 or 16, not '3'."),
         (["--readers", "2", "--server", "http://127.0.0.1:9"], "leave out --preset, --drafter, -k, --readers."),

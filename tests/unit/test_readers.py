@@ -15,6 +15,8 @@ from specdemo.drafters.ngram import Ngram
 from specdemo.studies.readers import Group, in_words, summarise
 from specdemo.types import AUTO, DraftOutcome
 
+from ..sentences import gist, tells
+
 pytestmark = pytest.mark.usefixtures("loads_once")
 Run = Callable[..., tuple[int, str, str]]
 
@@ -61,7 +63,7 @@ def test_the_crossing_is_named_with_its_interval(ratio: Callable[[int, int], flo
     made = groups(lambda size: 100.0 * size**0.5, lambda size, repeat: max(ratio(size, repeat), 1e-3))
     first, last = in_words(summarise(made), "eagle")
     assert words in first
-    assert last == "Without a drafter 16 readers at once get 4.0 times the tokens of 1."
+    assert gist(last) == "Without 16 4.0 1"
 
 
 def costs_of(rows: Callable[[int], float]) -> CostModel:
@@ -104,7 +106,7 @@ def test_it_is_run_by_a_command(command: Run, tmp_path: Path) -> None:
     ]
     assert {"batch", "drafter", "tokens_per_second", "tokens_per_second_per_reader", "tokens_per_round"} <= {*rows[0]}
     assert rows[0]["tokens_per_round"] == 1 < rows[1]["tokens_per_round"]
-    assert "Without a drafter 3 readers at once get" in out
+    assert tells(out, "3 readers")
 
 
 @pytest.mark.parametrize("sizes", ["0", "65", "two"])

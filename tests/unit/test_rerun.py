@@ -19,7 +19,7 @@ from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
 from tests.unit.toys import DRAFTER_NAMES
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 ASKED = [Settings(k=k, temperature=t, max_new_tokens=24, seed=5) for k in (AUTO, 3) for t in (0.8, 0.0)]
 WORDS = "the cat sat on the mat and the dog sat"

@@ -13,7 +13,7 @@ from specdemo.models.presets import PRESETS, load_presets
 from specdemo.models.results import describe_results, joined, read_results, results_path
 from specdemo.types import BadInput
 
-from ..refusals import refuses
+from ..sentences import gist, refuses
 
 
 def row(drafter: str, k: int, temperature: float, speed_up: Any) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def test_auto_is_told_where_no_fixed_k_is_faster() -> None:
     auto = {**row("eagle", 0, 0.0, 1.5), "k": "auto"}
     as_fast, faster = row("eagle", 3, 0.0, 1.5), row("eagle", 4, 0.0, 1.6)
     told = [describe_results({**RESULTS, "rows": [auto, *rows]}, "eagle") for rows in ([], [as_fast], [faster])]
-    assert [words.split(". On")[0] for words in told] == [
-        "Measured speed-up: 1.50× at temperature 0 (K = auto)",
-        "Measured speed-up: 1.50× at temperature 0 (K = auto)",
-        "Measured speed-up: 1.60× at temperature 0 (K = 4)",
+    assert [*map(gist, [words.split(". On")[0] for words in told])] == [
+        "Measured speed-up 1.50× 0 K",
+        "Measured speed-up 1.50× 0 K",
+        "Measured speed-up 1.60× 0 K 4",
     ]
 
 

@@ -16,7 +16,7 @@ from specdemo.decoding import sampling
 from specdemo.decoding.sampling import largest, probabilities, sample
 from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings, brief
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 JUST_BELOW_ONE = math.nextafter(1, 0)
 
@@ -335,7 +335,7 @@ def test_a_count_is_never_rounded(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("stop", [("",), ("a", ""), (1,), (None,), ("x",) * (MAX_STOP_STRINGS + 1), ("x" * 1001,)])
 def test_stop_strings_that_cannot_be_used_are_refused(stop: tuple) -> None:
-    with pytest.raises(BadInput, match="[Ss]top"):
+    with pytest.raises(BadInput, match=r"[Ss]top"):
         Settings(stop=stop)
 
 

@@ -23,7 +23,7 @@ from specdemo.servers.race import server_lane
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .fake_server import (
     Answer,
     FakeServer,

@@ -17,7 +17,7 @@ from specdemo.servers.llamacpp import Message, llamacpp_steps
 from specdemo.servers.steps import Step, Told, events_of, recovered, steps_of, with_drafts, with_totals
 from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
 
-from ..refusals import refuses
+from ..sentences import gist, refuses
 from .fake_server import Chunk, recorded, sent
 
 ACCEPTED, RESAMPLED, BONUS = TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS
@@ -252,9 +252,7 @@ def test_totals_without_lists() -> None:
     assert [step.rounds for step in none] == [3, 1]
     merged = Told(rounds=3, drafted=6, accepted=2, k=2)
     with_totals(pieces, merged)
-    assert merged.notes == [
-        "The server counted 3 rounds with a draft, but its stream held only 2 pieces: some are several rounds."
-    ]
+    assert [*map(gist, merged.notes)] == ["The 3 2 some"]
 
 
 def test_a_lane_whose_drafts_are_unknown_has_no_figures_of_them() -> None:

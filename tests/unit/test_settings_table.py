@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ..refusals import names, refuses
+from ..sentences import refuses, tells
 
 PROJECT = Path(__file__).parents[2]
 LINE = '    patience: float = setting(0.5, "patience", 0, 9, "How long a guess may take.")\n'
@@ -50,7 +50,7 @@ def check_command_line() -> None:
     said = CliRunner().invoke(app, ["generate", "--help"], terminal_width=120).stdout.split("--patience ")[1]
     assert " ".join(said.split()).startswith("<float> How long a guess may take. [default: 0.5]")
     refused = CliRunner().invoke(app, ["generate", "--prompt", "one", "--patience", "9.5"]).exception
-    assert names(refused, TOO_MUCH)
+    assert tells(refused, TOO_MUCH)
     assert Decoding(patience=3.0).request("one", find_preset(DEFAULT_PRESET)).as_dict()["settings"]["patience"] == 3.0
 
 

@@ -22,7 +22,7 @@ from specdemo.models.tables import Beside
 from specdemo.system.folders import cache_folder
 from specdemo.types import BadInput
 
-from ..refusals import refuses
+from ..sentences import refuses
 from .checkpoints import save, tiny
 
 SUM, OTHER = "0" * 64, "1" * 64

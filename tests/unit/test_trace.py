@@ -39,7 +39,7 @@ from specdemo.types import (
     TokenKind,
 )
 
-from ..refusals import refuses
+from ..sentences import refuses
 
 shares = st.floats(0, 1)
 maybe = st.none() | shares  # a server may not tell probabilities

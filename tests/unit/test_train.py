@@ -24,7 +24,7 @@ from tools.train.__main__ import app
 from tools.train.ngram import DISCOUNT, build_table
 from tools.train.states import default_layers, read_states, states_path
 
-from ..refusals import refuses
+from ..sentences import refuses
 from . import checkpoints
 from .toys import write_shard
 

@@ -26,7 +26,7 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
-from ..refusals import names, refuses
+from ..sentences import refuses, tells
 from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, save, sha256, tiny, write_gguf
 from .test_memory import PROMPT, logits
 from .toys import generated, plain_text
@@ -102,7 +102,7 @@ def test_a_lacking_weight_is_one_sentence_on_the_command_line(
     change(folder, lambda weights: weights.pop(UP))
     status, out, err = command("generate", "--prompt", "the cat", "--target", str(folder))
     assert (status, out) == (2, "")
-    assert names(err.splitlines()[-1], f"specdemo: {folder} lacks {UP}.")
+    assert tells(err.splitlines()[-1], f"specdemo: {folder} lacks {UP}.")
     assert "REPORT" not in err
 
 
