@@ -96,7 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def drafting() -> Iterator[Any]:
     """A fake server of llama.cpp that drafts, and its address."""
-    from .unit.fake_server import llamacpp_answers, replayed, serving
+    from .fakes.server import llamacpp_answers, replayed, serving
 
     with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
         yield found
@@ -105,7 +105,7 @@ def drafting() -> Iterator[Any]:
 @pytest.fixture
 def plain() -> Iterator[Any]:
     """One that writes the same text without drafts."""
-    from .unit.fake_server import llamacpp_answers, replayed_alone, serving
+    from .fakes.server import llamacpp_answers, replayed_alone, serving
 
     with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
         yield found

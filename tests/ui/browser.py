@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio.http_server
+import httpx
 from playwright.sync_api import Browser, Locator, Page, Playwright
 
 from specdemo.decoding.events import Round
@@ -24,7 +29,9 @@ from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
 from tools.page import ARGUMENTS, BROWSERS
 
-from .scripted import PROMPTS, Script
+from ..fakes.engine import PROMPTS, Script
+
+T = TypeVar("T")
 
 # The servers of a process have the same few addresses again and again, for which its browser keeps compiled scripts.
 gradio.http_server.INITIAL_PORT_VALUE += 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
@@ -183,3 +190,36 @@ def choose(page: Page, view: str) -> Locator:
     shown.locator(".lab-run").wait_for()
     page.wait_for_timeout(250)  # what Gradio has put there it fills in a moment later
     return shown
+
+
+class Caller:
+    """A program that speaks HTTP from one of this machine's addresses."""
+
+    def __init__(self, url: str, number: int = 1) -> None:
+        transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}", verify=False)  # or it reads certificates
+        self.http = httpx.Client(base_url=url, transport=transport, timeout=60)
+
+    def join(self, prompt: str, session: str | None = None, **settings: Any) -> httpx.Response:
+        asked = {"preset": "scripted", "drafter": "none", "k": 1, "temperature": 0, "max_new_tokens": 4, **settings}
+        data = [prompt, *asked.values(), 0, 0, 1.0, None, False, False, "match", False, 1, 0, "", 1]
+        body = {"data": data, **({"session_hash": session} if session else {})}
+        return self.http.post("/gradio_api/call/compare", json=body)
+
+    def outcome(self, joined: httpx.Response) -> Any:
+        """The summary of the race that was joined for; None if it failed."""
+        event = joined.json()["event_id"]
+        with self.http.stream("GET", f"/gradio_api/call/compare/{event}") as answer:
+            events = dict(re.findall("event: (.*)\ndata: (.*)\n", answer.read().decode()))
+        return json.loads(events["complete"])[0] if "complete" in events else None
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+
+def in_a_loop_of_its_own(work: Coroutine[Any, Any, T]) -> T:
+    """In another thread, because the browser of other tests has a loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()

@@ -20,8 +20,8 @@ from specdemo.racing import summary
 from specdemo.ui.replay import opening
 from specdemo.ui.runs import Runs
 
+from ..fakes.engine import MEMORY_RATE, Script
 from .browser import executable, launched, served
-from .scripted import MEMORY_RATE, Script
 
 Visit = Callable[..., Page]
 expect.set_options(timeout=20_000)  # the machine may be busy

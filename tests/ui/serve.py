@@ -8,7 +8,7 @@ from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
 
-from .scripted import PROMPTS, Script
+from ..fakes.engine import PROMPTS, Script
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from gradio_client.exceptions import AppError
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.ui.race.run import Run
 
+from ..fakes.engine import PRESETS, Script
 from ..sentences import refuses
 from .browser import tokens_of
-from .scripted import PRESETS, Script
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,8 @@ from tools.page import (
     unseen,
 )
 
+from ..fakes.engine import Script
 from ..sentences import refuses
-from .scripted import Script
 
 ASKED = Asked("one two three four five six seven", "scripted", "prompt-lookup", 4, 60)
 

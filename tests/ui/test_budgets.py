@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -28,7 +28,6 @@ from specdemo.racing.trace import (
     write_trace,
 )
 from specdemo.studies.lab import STUDIES
-from specdemo.studies.study import Study
 from specdemo.types import (
     MAX_K,
     MAX_NODES,
@@ -51,10 +50,11 @@ from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
 from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS, Runs
 
+from ..fakes.engine import PRESETS, Script, stand_in
+from ..fakes.study import Endless
 from ..sentences import gist, refuses, tells
 from .browser import run, served, settings, tokens_shown
 from .conftest import Visit
-from .scripted import PRESETS, Script, stand_in
 from .test_jobs import slow_engine
 
 SHORT = Budgets(new_tokens=40, race_seconds=1.0, lab_seconds=0.3)
@@ -153,24 +153,6 @@ def test_a_race_that_a_person_stopped_says_nothing_of_a_limit() -> None:
     assert end["stopped"]
     assert "It had run" not in end["sentence"]
     assert tells(end["exactness"]["title"], "Same text")
-
-
-class Endless(Study):
-    """A study that measures for as long as it is let."""
-
-    name = "endless"
-
-    def run(self) -> Iterator[str]:
-        while True:
-            self.done += 1
-            time.sleep(0.01)
-            yield "Counting"
-
-    def words(self) -> list[str]:
-        return [f"{self.done} steps"] * bool(self.done)
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [{"steps": self.done}]
 
 
 def test_a_study_ends_with_what_it_has_when_its_time_is_up() -> None:

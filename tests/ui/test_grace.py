@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -21,49 +18,11 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving.line import MODEL_LINE, is_heard
 
-from .browser import run, served, tokens_of, tokens_shown, wait_until
+from ..fakes.engine import Script
+from ..fakes.network import Network
+from .browser import in_a_loop_of_its_own, run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
-from .scripted import Script
-from .test_jobs import in_a_loop_of_its_own
 from .test_messages import ask
-
-
-class Network:
-    """What lies between a browser and the server: while it is `cut`, no heartbeat passes, and those there were end."""
-
-    def __init__(self, server: str) -> None:
-        self.server = urlsplit(server)
-        self.cut = False
-        self.beats: set[socket.socket] = set()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
-                near, _ = self.listener.accept()
-                far = socket.create_connection((str(self.server.hostname), int(self.server.port or 80)))
-                for pipe in ((near, far, True), (far, near, False)):
-                    threading.Thread(target=self._pipe, args=pipe, daemon=True).start()
-
-    def _pipe(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if asks and data.startswith(b"GET /gradio_api/heartbeat/"):
-                    self.beats.add(source)
-                    if self.cut:
-                        break
-                sink.sendall(data)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def drop(self) -> None:
-        self.cut = True
-        for beat in self.beats:
-            with suppress(OSError):
-                beat.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 
+from ..fakes.engine import PRESETS, Script
 from .browser import served, wait_until
-from .scripted import PRESETS, Script
 from .test_messages import ask
 
 PROMPT = "secret words of mine"

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from gradio_client import Client
-from huggingface_hub.errors import GatedRepoError
 
 from specdemo.models import checkpoint, on_hub
 from specdemo.models.hub_token import asking_with, hub_token, login_is_offered
@@ -25,38 +24,14 @@ from specdemo.ui import hub_login
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
 
+from ..fakes.engine import PRESETS, PROMPTS, Script
+from ..fakes.hub import SECRET, Denied, TheHub
 from ..sentences import refuses
 from .browser import served_engine
-from .scripted import PRESETS, PROMPTS, Script
 
 pytest.importorskip("itsdangerous")  # of gradio[oauth]
 pytestmark = pytest.mark.filterwarnings("ignore:Gradio does not support OAuth")
-SECRET = "hf_secretOfTheVisitor"
 OF_A_SPACE = {"SPACE_ID": "me/mine", "OAUTH_CLIENT_ID": "a", "OAUTH_CLIENT_SECRET": "b"}
-
-
-class Denied(GatedRepoError):
-    def __init__(self) -> None:
-        Exception.__init__(self, "gated")
-
-
-class TheHub:
-    """It has a model that only the owner of `SECRET` may read, and others that anybody may."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str | None]] = []  # who may read what
-        self.status = 200
-
-    def model_info(self, repo: str, **_: Any) -> Any:
-        return SimpleNamespace(gated="manual" if repo == "owner/gated" else False)
-
-    def get(self, url: str, headers: dict[str, str], timeout: float) -> httpx.Response:
-        repo = url.partition("/api/models/")[2].removesuffix("/auth-check")
-        token = headers.get("authorization", "").removeprefix("Bearer ") or None
-        self.asked.append((repo, token))
-        if token != SECRET:
-            raise Denied
-        return httpx.Response(self.status, request=httpx.Request("GET", url))
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,12 +31,10 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs, is_local
 from specdemo.ui.serving.stream import _events
 
+from ..fakes.engine import PRESETS, Script, ScriptedLoaded
 from ..sentences import refuses, tells
-from .browser import wait_until
-from .scripted import PRESETS, Script, ScriptedLoaded
+from .browser import in_a_loop_of_its_own, wait_until
 from .test_messages import ask
-
-T = TypeVar("T")
 
 
 def test_loading_is_followed_and_the_old_preset_is_freed() -> None:
@@ -273,12 +271,6 @@ def test_stop_interrupts_a_step_of_the_lab() -> None:
         with refuses(EngineTrouble, "Stopped began."):
             done.result()
         assert time.monotonic() - began < 5
-
-
-def in_a_loop_of_its_own(work: Coroutine[Any, Any, T]) -> T:
-    """In another thread, because the browser of other tests has a loop in this one."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(asyncio.run, work).result()
 
 
 def test_who_follows_a_run_is_woken_by_every_message_and_then_forgotten() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -29,39 +28,12 @@ from specdemo.ui.runs import Runs
 from specdemo.ui.serving import line, queue
 from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of
 
+from ..fakes.engine import PROMPTS, Script
 from ..sentences import gist, refuses, tells
-from .browser import run, served, wait_until
+from .browser import Caller, run, served, wait_until
 from .conftest import Visit
-from .scripted import PROMPTS, Script
 
 CLIENTS = 64
-
-
-class Caller:
-    """A program that speaks HTTP from one of this machine's addresses."""
-
-    def __init__(self, url: str, number: int = 1) -> None:
-        transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}", verify=False)  # or it reads certificates
-        self.http = httpx.Client(base_url=url, transport=transport, timeout=60)
-
-    def join(self, prompt: str, session: str | None = None, **settings: Any) -> httpx.Response:
-        asked = {"preset": "scripted", "drafter": "none", "k": 1, "temperature": 0, "max_new_tokens": 4, **settings}
-        data = [prompt, *asked.values(), 0, 0, 1.0, None, False, False, "match", False, 1, 0, "", 1]
-        body = {"data": data, **({"session_hash": session} if session else {})}
-        return self.http.post("/gradio_api/call/compare", json=body)
-
-    def outcome(self, joined: httpx.Response) -> Any:
-        """The summary of the race that was joined for; None if it failed."""
-        event = joined.json()["event_id"]
-        with self.http.stream("GET", f"/gradio_api/call/compare/{event}") as answer:
-            events = dict(re.findall("event: (.*)\ndata: (.*)\n", answer.read().decode()))
-        return json.loads(events["complete"])[0] if "complete" in events else None
-
-    def __enter__(self) -> Caller:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.http.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
 
+from ..fakes.engine import PRESETS, Script
 from ..sentences import tells
 from .browser import run, sentence, settings, tokens_shown, wait_until
 from .conftest import Visit
-from .scripted import PRESETS, Script
 
 
 def test_loading_shows_progress_and_run_waits_for_it(visit: Visit, unloaded: Script) -> None:

@@ -20,10 +20,9 @@ from specdemo.ui.engine import Engine, real_backend
 from specdemo.ui.serving import line
 from tests.unit.checkpoints import full_preset
 
+from ..fakes.engine import PROMPTS, Script
 from ..sentences import gist, refuses, tells
-from .browser import served, served_engine, wait_until
-from .scripted import PROMPTS, Script
-from .test_jobs import in_a_loop_of_its_own
+from .browser import in_a_loop_of_its_own, served, served_engine, wait_until
 
 mcp = pytest.importorskip("mcp")
 from mcp.client.streamable_http import streamablehttp_client  # noqa: E402

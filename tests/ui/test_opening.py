@@ -17,10 +17,10 @@ from specdemo.types import BadInput
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 
+from ..fakes.engine import PROMPTS, Script, asked_by_form
 from ..sentences import refuses, tells
 from .browser import run, sentence, settings, tokens_of, tokens_shown
 from .conftest import Tabs, Visit, listening, visits
-from .scripted import PROMPTS, Script, asked_by_form
 from .test_page import SHIFTS as ALL_SHIFTS
 from .test_page import serious
 from .test_playable import lines_of

@@ -22,10 +22,10 @@ from specdemo.ui.mcp import tools
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
+from ..fakes.engine import PRESETS, PROMPTS, Script
 from ..sentences import tells
 from .browser import open_tab, parts_by_id, run, served, served_engine, settings, tokens_of, tokens_shown
 from .conftest import Visit
-from .scripted import PRESETS, PROMPTS, Script
 
 
 def name_models(page: Page, target: str, draft: str = "") -> None:

@@ -23,12 +23,12 @@ from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
-from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
+from ..fakes.engine import Script, asked_by_form
+from ..fakes.server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 from ..sentences import gist, refuses, tells
 from .browser import open_tab, parts_by_id, run, sentence, settings, shared, tokens_of, tokens_shown
 from .conftest import Visit
-from .scripted import Script, asked_by_form
 from .test_page import SHIFTS, serious
 
 KEY, OTHER = "sk-very-secret-0123456789", "sk-another-secret-987654"

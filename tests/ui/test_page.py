@@ -17,11 +17,10 @@ from specdemo.racing.race import PLAIN
 from specdemo.ui.serving.head import modules
 from specdemo.ui.serving.line import MAX_WAITING
 
+from ..fakes.engine import PRESETS, Script
 from ..sentences import gist, tells
-from .browser import fill, headline, run, sentence, settings, shared, tokens_shown, wait_until
+from .browser import Caller, fill, headline, run, sentence, settings, shared, tokens_shown, wait_until
 from .conftest import Tabs, Visit
-from .scripted import PRESETS, Script
-from .test_line import Caller
 
 FADED = "document.getAnimations().forEach((animation) => animation.finish())"
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

@@ -34,9 +34,9 @@ from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX, recordings
 
+from ..fakes.engine import PRESETS, Script, ScriptedLoaded
 from ..sentences import gist, tells
-from .scripted import PRESETS, Script, ScriptedLoaded
-from .test_jobs import in_a_loop_of_its_own
+from .browser import in_a_loop_of_its_own
 
 SHIPPED = sorted(path.name.removesuffix(SUFFIX) for path in RECORDINGS.glob(f"*{SUFFIX}"))
 PAIR = "qwen2.5-coder"

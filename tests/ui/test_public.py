@@ -29,11 +29,9 @@ from specdemo.ui.serving import stream
 from specdemo.ui.serving.entry import Entry
 from specdemo.ui.serving.head import Head
 
+from ..fakes.engine import Script, asked_by_form
 from ..sentences import refuses, tells
-from .browser import served
-from .scripted import Script, asked_by_form
-from .test_jobs import in_a_loop_of_its_own
-from .test_line import Caller
+from .browser import Caller, in_a_loop_of_its_own, served
 from .test_messages import ask
 
 ODD_NUMBERS: list[Any] = [

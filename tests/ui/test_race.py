@@ -23,10 +23,10 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
+from ..fakes.engine import MEMORY_RATE, PLACEMENT, Script
 from ..sentences import tells
 from .browser import discarded, fill, headline, run, sentence, settings, shared, tokens_of, tokens_shown, wait_until
 from .conftest import Tabs, Used, Visit, reused
-from .scripted import MEMORY_RATE, PLACEMENT, Script
 
 Raced = tuple[Page, list[Entry]]
 CORPUS = [

@@ -19,10 +19,10 @@ from specdemo.racing.trace import read_trace
 from specdemo.types import DraftOutcome
 from specdemo.ui.replay.opening import MAX_TRACE
 
+from ..fakes.engine import Script
 from ..sentences import tells
 from .browser import discarded, tokens_of
 from .conftest import Tabs, Used, Visit, reused
-from .scripted import Script
 from .test_page import serious
 from .test_playable import GREEDY, NAMES, REAL, SHIPPED, three_lanes, traced
 from .test_race import CORPUS

@@ -20,9 +20,9 @@ from specdemo.ui.replay.playable import playable_json
 from specdemo.ui.replay.routes import RECORDINGS
 from specdemo.ui.share.saved import saved_page
 
+from ..fakes.engine import PRESETS, Script
 from .browser import fill, run, settings, shared, tokens_of, tokens_shown
 from .conftest import Tabs, Used, Visit, listening, reused
-from .scripted import PRESETS, Script
 from .test_page import serious
 from .test_playable import traced
 from .test_replay import replayed

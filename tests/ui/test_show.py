@@ -14,11 +14,11 @@ from specdemo.racing.stats import Stats
 from specdemo.ui.engine import Pauses
 from specdemo.ui.race import run as race_run
 
+from ..fakes import engine as scripted
+from ..fakes.engine import Script
 from ..sentences import tells
-from . import scripted
 from .browser import fill, headline, run, sentence, tokens_of, tokens_shown
 from .conftest import Visit
-from .scripted import Script
 from .test_page import serious
 from .test_playable import GREEDY
 

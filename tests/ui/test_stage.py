@@ -7,9 +7,9 @@ from playwright.sync_api import expect
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
 
+from ..fakes.engine import PROMPTS, Script
 from .browser import run, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
-from .scripted import PROMPTS, Script
 from .test_page import serious
 
 ENDED = "#race .sd-arena[data-state=ended]"

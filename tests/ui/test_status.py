@@ -31,10 +31,9 @@ from specdemo.ui.serving.head import Head
 from specdemo.ui.serving.line import MODEL
 from specdemo.ui.serving.stream import _news
 
-from .browser import run, served_engine, settings, tokens_shown, wait_until
+from ..fakes.engine import PROMPTS, Script, ScriptedLoaded
+from .browser import in_a_loop_of_its_own, run, served_engine, settings, tokens_shown, wait_until
 from .conftest import HIDE, Visit
-from .scripted import PROMPTS, Script, ScriptedLoaded
-from .test_jobs import in_a_loop_of_its_own
 from .test_loading import choose_preset
 
 ONLOOKERS = 64

@@ -20,10 +20,10 @@ from specdemo.racing.text import LaneText
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.messages import CODES
 
+from ..fakes.engine import PRESETS, Script
 from ..sentences import tells
 from .browser import run, sentence, settings, shared
 from .conftest import Tabs, Visit, visits
-from .scripted import PRESETS, Script
 from .test_loading import choose_preset
 from .test_page import SHIFTS, granted, serious
 

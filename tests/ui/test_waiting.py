@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.studies.lab import STUDIES
-from specdemo.studies.study import Study
 from specdemo.ui.lab.run import LabRun
 
-from ..made_up import Counting
+from ..fakes.engine import Script, stand_in
+from ..fakes.study import Counting, Long
 from .browser import choose, run, served, settings, wait_until
 from .conftest import Visit
-from .scripted import Script, stand_in
-
-
-class Long(Study):
-    """A study of a hundred steps that take a second in all, but for the middle, where it waits until it may go on."""
-
-    gate = True
-
-    def run(self) -> Iterator[str]:
-        self.steps = 100
-        while self.done < self.steps:
-            self.done += 1
-            yield "Counting"
-            time.sleep(0.01)
-            while self.done == 50 and not Long.gate:
-                time.sleep(0.01)
-                yield "Counting"
-
-    def rows(self) -> list[dict[str, Any]]:
-        return []
 
 
 @pytest.fixture

@@ -21,12 +21,10 @@ from specdemo.ui.runs import Runs
 from specdemo.ui.watch.routes import ENDED, _events
 from specdemo.ui.watch.watches import Watch, Watches
 
+from ..fakes.engine import Script
 from ..sentences import tells
-from .browser import run, served, tokens_of, tokens_shown, wait_until
+from .browser import Caller, in_a_loop_of_its_own, run, served, tokens_of, tokens_shown, wait_until
 from .conftest import HIDE, Visit, listening
-from .scripted import Script
-from .test_jobs import in_a_loop_of_its_own
-from .test_line import Caller
 from .test_messages import ask
 from .test_page import serious
 

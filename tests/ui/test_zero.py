@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from types import ModuleType
 from typing import Any
 
 import gradio as gr
@@ -23,58 +20,12 @@ from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 
+from ..fakes.spaces import Spaces
 from ..sentences import refuses
 
 NAME = "nanogpt-shakespeare"
 PRESETS = {NAME: load_presets()[0][NAME]}
 BUDGETS = Budgets.of({"SPACE_ID": "me/mine"})
-
-
-class Spaces(ModuleType):
-    """A fork for each call, which is asked for with the duration; `refusal` is what is raised instead."""
-
-    def __init__(self) -> None:
-        super().__init__("spaces")
-        self.durations: list[float] = []
-        self.processes: list[Any] = []
-        self.refusal: Exception | None = None
-
-    def GPU(self, duration: Callable[..., float]) -> Callable[..., Any]:  # its name
-        def decorated(task: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-            def handler(*args: Any) -> Iterator[Any]:
-                args = pickle.loads(pickle.dumps(args))  # they reach the fork by a queue
-                self.durations.append(duration(*args))
-                if self.refusal:
-                    raise self.refusal
-                context = multiprocessing.get_context("fork")
-                here, there = context.Pipe(duplex=False)
-
-                def iterate() -> None:
-                    try:
-                        for item in task(*args):
-                            there.send((item, None))
-                        there.send((None, None))
-                    except Exception as error:
-                        there.send((None, error if isinstance(error, gr.Error) else gr.Error(type(error).__name__)))
-                    os._exit(0)
-
-                self.processes.append(context.Process(target=iterate, daemon=True))
-                self.processes[-1].start()
-                try:
-                    while True:
-                        item, error = here.recv()
-                        if error:
-                            raise error
-                        if item is None:
-                            return
-                        yield item
-                finally:
-                    self.processes[-1].kill()
-                    self.processes[-1].join()
-
-            return handler
-
-        return decorated
 
 
 @pytest.fixture

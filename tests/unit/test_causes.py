@@ -17,9 +17,9 @@ from specdemo.studies.writers import Written, _halves
 from specdemo.types import Settings
 
 from ..conftest import Command
+from ..fakes.writers import Rounds, events_of, written
 from ..sentences import tells
 from .checkpoints import make_tokenizer, preset_of, save, tiny
-from .test_diagnosis import Rounds, events_of, written
 
 GOOD: Rounds = [(4, 4), (4, 3), (4, 4), (4, 2), (4, 4)]
 BAD: Rounds = [(4, 1), (4, 0), (4, 0), (4, 1), (4, 0)]

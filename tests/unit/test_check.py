@@ -27,9 +27,9 @@ from specdemo.ui.lab.pictures import PICTURES
 from specdemo.ui.lab.results import Results
 
 from ..conftest import Command
+from ..fakes.writers import ALONE, DRAFTED, Rounds, Scripted, written
 from ..sentences import gist, refuses, tells
 from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
-from .test_diagnosis import ALONE, DRAFTED, Rounds, Scripted, written
 
 ROUND = 0.1  # seconds of the target alone
 TOKENS = 2.4  # of a round with a draft, see DRAFTED

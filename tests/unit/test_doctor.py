@@ -33,9 +33,9 @@ from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
+from ..fakes.server import Answer, head, json_answer, llamacpp_answers, replayed, replayed_alone, serving
+from ..fakes.writers import ALONE, DRAFTED, SCRIPT, SMALL, Scripted, examined
 from ..sentences import gist, refuses, tells
-from .fake_server import Answer, head, json_answer, llamacpp_answers, replayed, replayed_alone, serving
-from .test_diagnosis import ALONE, DRAFTED, SCRIPT, SMALL, Scripted, examined
 
 KEY = "sk-very-secret-0123456789"
 VLLM = {"SPECDEMO_VLLM", "SPECDEMO_VLLM_ALONE"}

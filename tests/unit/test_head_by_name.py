@@ -24,10 +24,10 @@ from specdemo.types import AUTO, BadInput, Settings, TokenKind
 from specdemo.ui.facts import facts
 from tests.conftest import Command
 
+from ..fakes import published
+from ..fakes.published import write
 from ..sentences import refuses, tells
-from . import published
 from .checkpoints import make_tokenizer, save, tiny
-from .published import write
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from specdemo.racing import trace as traces
 from specdemo.racing.trace import Entry, Spans, write_trace
 from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 
-from ..made_up import Counting
+from ..fakes.study import Counting
 from ..sentences import tells
 
 pytestmark = pytest.mark.usefixtures("loads_once")

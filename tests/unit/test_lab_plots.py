@@ -13,9 +13,9 @@ from specdemo.studies.domains import CATEGORY, KIND, POSITION
 from specdemo.ui.lab.pictures import figures_of, of_domains
 from specdemo.ui.lab.plots import ALONE, BEYOND, HEIGHT, SHARE, TIMES, Figure, bars, lines
 
+from ..fakes.writers import ALONE as WITHOUT_DRAFTS
+from ..fakes.writers import DRAFTED, Scripted, examined
 from ..sentences import tells
-from .test_diagnosis import ALONE as WITHOUT_DRAFTS
-from .test_diagnosis import DRAFTED, Scripted, examined
 
 PLACES = {"label": "position in the draft", "format": ",.0f"}
 

@@ -31,9 +31,9 @@ from specdemo.studies.perplexity import logits_of, loss_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
 
+from ..fakes.server import FakeServer, json_answer, llamacpp_answers, serving
 from ..sentences import refuses, tells
 from .checkpoints import write_gguf
-from .fake_server import FakeServer, json_answer, llamacpp_answers, serving
 
 ALONE_AND_NGRAMS = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", 8) for size in (3, 5))]
 NEEDS_LLAMACPP = pytest.mark.skipif(not can_start(), reason="there is no xllamacpp")

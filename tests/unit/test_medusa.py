@@ -12,10 +12,11 @@ from specdemo.drafters.heads.medusa import Medusa
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
 from specdemo.types import MAX_NODES, Draft, Settings
-from tests.unit import published
-from tests.unit.published import LAYERS, write
 from tests.unit.test_published_heads import target, toy_with
 from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded
+
+from ..fakes import published
+from ..fakes.published import LAYERS, write
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 PLACES = 3  # of the published head

@@ -15,10 +15,11 @@ from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.types import Settings, TokenKind
-from tests.unit import published
-from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.test_published_heads import toy_with
 from tests.unit.toys import MODEL_VOCAB, decode
+
+from ..fakes import published
+from ..fakes.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 
 
 def bigram_target() -> PreTrainedModel:

@@ -37,9 +37,10 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
 from specdemo.types import Settings, TokenKind, Verdict
-from tests.unit import published
-from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, head_after, ids_of, tiny_model
+
+from ..fakes import published
+from ..fakes.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 
 Drafts = Callable[..., tuple[list[int], Tensor]]
 TARGET = TargetSizes(MODEL_VOCAB, HIDDEN, LAYERS)

@@ -23,8 +23,7 @@ from specdemo.servers.race import server_lane
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
-from ..sentences import refuses
-from .fake_server import (
+from ..fakes.server import (
     Answer,
     FakeServer,
     head,
@@ -36,6 +35,7 @@ from .fake_server import (
     status,
     stream_answer,
 )
+from ..sentences import refuses
 
 KEY = "sk-very-secret-0123456789"
 HELD = 0.3  # seconds of silence that these tests wait for

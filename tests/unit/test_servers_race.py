@@ -23,8 +23,8 @@ from specdemo.servers.race import outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
 
+from ..fakes.server import FakeServer
 from ..sentences import gist, refuses, tells
-from .fake_server import FakeServer
 
 KEY = "sk-very-secret-0123456789"
 RACE = ["race", "--prompt", "Hi", "--max-new-tokens", "40", "--server"]

@@ -17,8 +17,8 @@ from specdemo.servers.llamacpp import Message, llamacpp_steps
 from specdemo.servers.steps import Step, Told, events_of, recovered, steps_of, with_drafts, with_totals
 from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
 
+from ..fakes.server import Chunk, recorded, sent
 from ..sentences import gist, refuses
-from .fake_server import Chunk, recorded, sent
 
 ACCEPTED, RESAMPLED, BONUS = TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS
 TARGET, UNKNOWN = TokenKind.TARGET, TokenKind.UNKNOWN

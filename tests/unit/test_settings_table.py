@@ -79,8 +79,8 @@ def check_page() -> None:
     from gradio_client import Client
     from playwright.sync_api import expect, sync_playwright
 
+    from ..fakes.engine import Script
     from ..ui.browser import executable, launched, run, served, shared
-    from ..ui.scripted import Script
 
     expect.set_options(timeout=20_000)
     script = Script()
