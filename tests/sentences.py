@@ -22,7 +22,12 @@ def gist(sentence: Any) -> str:
 
 def tells(sentence: Any, words: str) -> bool:
     """Whether a sentence holds all these words, which are its values wherever it has some."""
-    return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(sentence)) for word in words.split())
+    return bool(telling(words).search(str(sentence)))
+
+
+def telling(words: str) -> re.Pattern[str]:
+    """The same for what Playwright expects."""
+    return re.compile("^" + "".join(rf"(?=.*(?<!\w){re.escape(word)}(?!\w))" for word in words.split()), re.DOTALL)
 
 
 @contextmanager

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
+import axe_playwright_python
 import gradio.http_server
 import httpx
-from playwright.sync_api import Browser, Locator, Page, Playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright, expect
 
 from specdemo.decoding.events import Round
 from specdemo.racing.trace import Entry
@@ -223,3 +225,53 @@ def in_a_loop_of_its_own(work: Coroutine[Any, Any, T]) -> T:
     """In another thread, because the browser of other tests has a loop in this one."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, work).result()
+
+
+FADED = "document.getAnimations().forEach((animation) => animation.finish())"
+
+
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+
+
+# Every layout shift from the first paint on, but for Gradio's own spinner, which is there before the page is.
+SHIFTS = """
+  window.shifts = [];
+  const element = node => (node?.closest ? node : node?.parentElement);
+  const own = ({ node }) => node && !element(node)?.closest('[data-testid=status-tracker]');
+  new PerformanceObserver(list => list.getEntries().filter(entry => entry.sources.some(own)).forEach(entry =>
+    window.shifts.push([entry.value, ...entry.sources.map(({ node }) => (node?.parentElement || node)?.outerHTML)])))
+    .observe({ type: 'layout-shift', buffered: true });
+"""
+
+
+def serious(page: Page, inside: str = "html") -> list[object]:
+    """What axe finds in a part of a page, unless it is a trifle."""
+    page.evaluate(FADED)  # or it meets colours that are half faded, on a machine that is slow enough
+    if page.evaluate("window.axe === undefined"):
+        page.evaluate(AXE)
+    found = page.evaluate("part => axe.run(part, { resultTypes: ['violations'] })", inside)["violations"]
+    return [
+        (v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")
+    ]
+
+
+def granted(page: Page) -> bool:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    shared(page, "link")
+    expect(page.locator(".sd-link")).to_have_text("Copied")
+    return True
+
+
+def choose_preset(page: Page, title: str) -> None:
+    settings(page)
+    page.click("#preset input")
+    page.get_by_role("option", name=title).click()
+
+
+def replayed(page: Page, lane: str) -> list[list[str]]:
+    """[text, code] of every token that the lane of the replay shows."""
+    return page.evaluate(
+        """lane => [...document.querySelectorAll(`#replay [data-lane=${lane}] .sd-text .tok`)]
+           .map(t => [t.textContent, t.classList[1]])""",
+        lane,
+    )

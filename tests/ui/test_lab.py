@@ -17,11 +17,16 @@ from typing import Any
 
 import pytest
 from gradio.utils import get_upload_folder
+from hypothesis import given
+from hypothesis import strategies as st
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from specdemo.studies import lossless, profile
 from specdemo.studies.check import Check
+from specdemo.studies.checks import DESCRIPTIONS
 from specdemo.studies.lab import STUDIES
+from specdemo.studies.rules import BROKEN
+from specdemo.studies.study import some_of_each
 from specdemo.studies.tables import Table
 from specdemo.system.progress import check_stopped
 from specdemo.types import BadInput
@@ -29,15 +34,16 @@ from specdemo.ui.engine import Engine, EngineTrouble, Pauses, real_backend
 from specdemo.ui.lab import plots
 from specdemo.ui.lab import run as lab_run
 from specdemo.ui.lab.pictures import PICTURES, Shown
+from specdemo.ui.lab.pictures_of_theory import theory_of
+from specdemo.ui.lab.results import plain
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
 from ..sentences import refuses, tells
-from .browser import choose, served_engine, settings
+from .browser import choose, serious, served_engine, settings
 from .browser import run as race
 from .conftest import Tabs, Visit, visits
-from .test_page import serious
 
 QUICK: dict[str, dict[str, Any]] = {
     "profile": {"repeats": 1},
@@ -719,3 +725,54 @@ def test_a_failure_of_a_run_is_told(engine: Engine) -> None:
     with refuses(EngineTrouble, "psychic"):
         list(job.play(engine))
     assert job.ended.is_set()
+
+
+# What the Lab is asked and told, without a browser or a model -----------------------------------------------
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.lists(st.text()),
+    st.lists(st.floats()),
+    st.just(["ngram"]),
+)
+
+
+@pytest.mark.parametrize("view", STUDIES)
+@given(data=st.data())
+def test_any_form_is_read_or_refused_in_words(view: str, data: st.DataObject) -> None:
+    fields = STUDIES[view].form()
+    given = data.draw(st.fixed_dictionaries({field.name: st.one_of(values, st.just(field.value)) for field in fields}))
+    try:
+        read = STUDIES[view].read(given)
+    except BadInput:
+        return
+    assert all(field.low <= read[field.name] <= field.high for field in fields if field.kind in ("whole", "number"))
+
+
+@given(st.dictionaries(st.sampled_from(["draft_ms", "target_ms", "alpha"]), values))
+def test_theory_of_any_numbers_is_a_picture_or_refused(asked: dict[str, Any]) -> None:
+    try:
+        (section,) = theory_of(asked)
+    except BadInput:
+        return
+    assert section is not None
+    assert not re.search(r"\bNaN\b|Infinity", "".join(figure.plot for figure in section.figures))
+
+
+def test_the_words_of_the_broken_rules_are_those_of_the_rules_that_there_are() -> None:
+    assert list(DESCRIPTIONS) == list(BROKEN)
+
+
+@given(st.text())
+def test_any_text_is_plain_in_markdown(text: str) -> None:
+    assert re.sub(r"\\(.)", r"\1", plain(text)) == text
+    assert not re.search(r"(?<!\\)(?:\\\\)*[<`*_\[$&]", plain(text))
+
+
+def test_prompts_are_taken_from_each_category_in_turn() -> None:
+    assert [prompt.id for prompt in some_of_each("easy-hard", 2)] == ["easy-1", "hard-1", "easy-2", "hard-2"]
+    assert len({prompt.category for prompt in some_of_each("domains", 3)}) == 8

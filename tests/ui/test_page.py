@@ -1,49 +1,81 @@
-"""The page around a race: the form, links, keys, the line for the model, and how it looks."""
+"""What all tabs have in common: form, links, keys, the line, loading, sharing, the stage, watching, and how it looks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
-import axe_playwright_python
+import gradio as gr
+import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Download, Locator, Page, expect
 
-from specdemo.racing.race import PLAIN
-from specdemo.ui.serving.head import modules
-from specdemo.ui.serving.line import MAX_WAITING
+from specdemo import race
+from specdemo.models.presets import load_prompts
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.trace import Entry, trace_lines
+from specdemo.studies.lab import STUDIES
+from specdemo.ui.beside import Beside
+from specdemo.ui.budgets import Budgets
+from specdemo.ui.engine import EngineTrouble
+from specdemo.ui.jobs import RACE
+from specdemo.ui.lab import tab
+from specdemo.ui.lab.results import Results
+from specdemo.ui.lab.run import LabRun
+from specdemo.ui.page import build_page
+from specdemo.ui.race.run import Run
+from specdemo.ui.replay.playable import playable_json
+from specdemo.ui.replay.routes import RECORDINGS, recordings
+from specdemo.ui.runs import Runs
+from specdemo.ui.serving.head import Head, modules
+from specdemo.ui.serving.line import MAX_WAITING, MODEL
+from specdemo.ui.serving.stream import _news
+from specdemo.ui.share.saved import saved_page
+from specdemo.ui.watch.routes import ENDED, _events
+from specdemo.ui.watch.watches import Watch, Watches
 
-from ..fakes.engine import PRESETS, Script
+from ..fakes.engine import PRESETS, PROMPTS, Script, ScriptedLoaded, stand_in
+from ..fakes.study import Counting, Long
+from ..fakes.traces import traced
 from ..sentences import gist, tells
-from .browser import Caller, fill, headline, run, sentence, settings, shared, tokens_shown, wait_until
-from .conftest import Tabs, Visit
-
-FADED = "document.getAnimations().forEach((animation) => animation.finish())"
-AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-# Every layout shift from the first paint on, but for Gradio's own spinner, which is there before the page is.
-SHIFTS = """
-  window.shifts = [];
-  const element = node => (node?.closest ? node : node?.parentElement);
-  const own = ({ node }) => node && !element(node)?.closest('[data-testid=status-tracker]');
-  new PerformanceObserver(list => list.getEntries().filter(entry => entry.sources.some(own)).forEach(entry =>
-    window.shifts.push([entry.value, ...entry.sources.map(({ node }) => (node?.parentElement || node)?.outerHTML)])))
-    .observe({ type: 'layout-shift', buffered: true });
-"""
-
-
-def serious(page: Page, inside: str = "html") -> list[object]:
-    """What axe finds in a part of a page, unless it is a trifle."""
-    page.evaluate(FADED)  # or it meets colours that are half faded, on a machine that is slow enough
-    if page.evaluate("window.axe === undefined"):
-        page.evaluate(AXE)
-    found = page.evaluate("part => axe.run(part, { resultTypes: ['violations'] })", inside)["violations"]
-    return [
-        (v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")
-    ]
+from .browser import (
+    SHIFTS,
+    Caller,
+    choose,
+    choose_preset,
+    fill,
+    granted,
+    headline,
+    in_a_loop_of_its_own,
+    replayed,
+    run,
+    sentence,
+    serious,
+    served,
+    served_engine,
+    settings,
+    shared,
+    tokens_of,
+    tokens_shown,
+    wait_until,
+)
+from .conftest import HIDE, Tabs, Used, Visit, listening, reused
+from .test_messages import ask
 
 
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
@@ -360,13 +392,6 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
     expect(page.locator(".sd-link")).to_have_text("Too long for a link")
 
 
-def granted(page: Page) -> bool:
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    shared(page, "link")
-    expect(page.locator(".sd-link")).to_have_text("Copied")
-    return True
-
-
 def test_an_example_fills_the_prompt(page: Page) -> None:
     page.get_by_role("button", name="code", exact=True).click()
     page.get_by_role("button", name="for x in range(3): print(x)").click()
@@ -490,3 +515,1369 @@ def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) ->
     wait_until(lambda: script.ended_races == MAX_WAITING + 1)
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 24
+
+
+# What the top bar and a waiting race tell of the model, of the line for it, and of other visitors -----------
+
+ONLOOKERS = 64
+
+
+# The stream -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_model_occupies_a_worker_of_gradios_line() -> None:
+    page = build_page(Script().engine(), Runs(), PROMPTS)
+    queued = {fn.name: fn.concurrency_id for fn in page.fns.values() if fn.fn is not None and fn.queue is not False}
+    del queued["leave"]  # which no page waits for
+    assert queued.keys() == {"run", "load", "race", "compare"}
+    assert {*queued.values()} == {MODEL["concurrency_id"]}
+
+
+@pytest.mark.slow
+def test_a_race_runs_while_many_pages_look_on() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    engine.begin_loading("scripted")
+    with served_engine(engine, PROMPTS) as url, ExitStack() as open_pages:
+        pages = [open_pages.enter_context(urlopen(f"{url}status", timeout=30)) for _ in range(ONLOOKERS)]
+        assert {status(page)["stage"] for page in pages} == {"loading"}
+        assert len(engine.followers) == ONLOOKERS
+        script.loading.set()
+        told = [status_when(page, "ready") for page in pages]
+        assert [*map(json.dumps, told)] == [json.dumps(told[0])] * ONLOOKERS
+        data = ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False, 1, 0, "", 1]
+        body = {"data": data}
+        call = Request(f"{url}gradio_api/call/compare", json.dumps(body).encode(), {"content-type": "application/json"})
+        urlopen(call).close()
+        wait_until(lambda: script.ended_races == 1)
+        open_pages.close()
+        wait_until(lambda: not engine.followers)
+
+
+def status(stream: Any) -> dict[str, Any]:
+    """The next message of a stream."""
+    for line in stream:
+        if line.startswith(b"data: "):
+            return json.loads(line[len(b"data: ") :])
+    raise AssertionError("the stream ended")
+
+
+def status_when(stream: Any, stage: str) -> dict[str, Any]:
+    while (found := status(stream))["stage"] != stage:
+        pass
+    return found
+
+
+def test_a_page_sleeps_until_something_changes() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    runs = Runs()
+    runs.engine = engine
+
+    async def follow() -> list[str]:
+        news = _news(runs, "session")
+        said = [await anext(news)]
+        following = asyncio.ensure_future(anext(news))
+        await asyncio.sleep(0.2)
+        assert not following.done()
+        threading.Thread(target=engine.begin_loading, args=["scripted"]).start()
+        said.append(await asyncio.wait_for(following, 20))
+        script.loading.set()
+        await news.aclose()  # type: ignore[attr-defined]
+        return said
+
+    told = [json.loads(message.removeprefix("data: ")) for message in in_a_loop_of_its_own(follow())]
+    assert [message["stage"] for message in told] == ["idle", "loading"]
+    assert not engine.followers
+
+
+@pytest.mark.slow
+def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Script) -> None:
+    followers = script.used.followers
+    wait_until(lambda: not followers)  # those of earlier tests have left
+    page = visit()
+    wait_until(lambda: len(followers) == 1)
+    page.evaluate(HIDE, True)
+    wait_until(lambda: not followers)
+    page.evaluate(HIDE, False)
+    wait_until(lambda: len(followers) == 1)
+    page.close()
+    wait_until(lambda: not followers)
+
+
+# The line ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_who_waits_is_told_the_place_in_the_line_and_the_wait(
+    page: Page, other: Page, third: Page, script: Script
+) -> None:
+    first, second = page, other
+    script.used._durations._recent[RACE] = deque([1200.0])  # from here on it is known how long a race takes
+    script.gate.clear()
+    run(first, "alpha beta", until="waiting")
+    wait_until(lambda: script.open_races == 1)
+    run(second, "gamma delta", until="waiting")
+    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, about 20 min.")
+    run(third, "epsilon zeta", until="waiting")
+    expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, about 40 min.")
+    expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when the 2 races before it have ended.")
+    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, about 20 min.")
+    second.click("#stop")
+    expect(third.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
+    script.gate.set()
+    third.locator(".sd-arena[data-state=ended]").wait_for()
+    assert len(tokens_shown(third, PLAIN)) == 24
+
+
+class Work:
+    """Work of a name; how long it still takes is known if it is given."""
+
+    def __init__(self, work: str, left: float | None = None) -> None:
+        self.work, self.left = work, left
+
+    def seconds_left(self) -> float | None:
+        return self.left
+
+
+RACING, STUDYING = Work(RACE), Work("study profile")
+
+
+def test_the_wait_is_what_the_last_works_of_the_same_kind_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    engine = Script().engine()
+    list(engine.follow("scripted"))
+    assert engine.expected_wait([]) == 0.0  # nothing is being run
+    assert engine.expected_wait([RACE]) is None  # nothing has been run yet
+    monkeypatch.setattr("specdemo.ui.durations.time", type("Clock", (), {"monotonic": lambda: now[0]}))
+
+    def expected(timed: Work, seconds: float, *before: str) -> Any:
+        """What others are told when it has run for so many seconds; it then ends."""
+
+        def work() -> Generator[float | None]:
+            now[0] += seconds
+            yield engine.expected_wait(before)
+
+        ((told,),) = engine.stream("scripted", lambda _: work(), timed=timed)
+        return told
+
+    assert expected(RACING, 10.0) is None  # the first one
+    assert engine.expected_wait([RACE, RACE]) == 20.0
+    assert expected(RACING, 4.0, RACE, RACE) == 6.0 + 20.0  # what is left of the one in progress, and two more
+    assert expected(STUDYING, 60.0) is None  # how long races take says nothing of studies
+    assert engine.expected_wait([RACE]) == 7.0  # nor the other way round
+    assert expected(STUDYING, 20.0, RACE) == 40.0 + 7.0
+    assert expected(STUDYING, 61.0) is None  # it takes longer than any before: no one knows
+    assert expected(Work("study sweep", left=16.0), 1.0, RACE) == 16.0 + 7.0  # it says itself how far it is
+    with pytest.raises(EngineTrouble):
+        list(engine.stream("other", lambda _: (_ for _ in "1"), timed=RACING))
+    assert engine.expected_wait([RACE]) == 7.0  # one that failed says nothing of how long others take
+    engine.status = engine.status.__class__("loading", "other", "downloading")
+    assert engine.expected_wait([RACE]) is None
+
+
+def test_a_wait_is_put_in_words(page: Page) -> None:
+    for seconds, words in (
+        (None, "Waiting: number 3 of 5."),
+        (0, "Waiting: number 3 of 5, a few seconds."),
+        (15, "Waiting: number 3 of 5, about 15 s."),
+        (40, "Waiting: number 3 of 5, about 40 s."),
+        (120, "Waiting: number 3 of 5, about 2 min."),
+    ):
+        assert page.evaluate("specdemo.placeInWords", {"place": 3, "of": 5, "seconds": seconds}) == words
+
+
+def test_what_is_waited_for_is_named(page: Page) -> None:
+    for before, words in (
+        ({"race": 1}, "Your race starts when the race before it has ended."),
+        ({"study": 1}, "Your race starts when the study before it has ended."),
+        ({"race": 2}, "Your race starts when the 2 races before it have ended."),
+        ({"race": 1, "study": 2}, "Your race starts when the race and the 2 studies before it have ended."),
+        ({"load": 1, "race": 1}, "Your race starts when the race and the loading of a model before it have ended."),
+        ({}, ""),
+    ):
+        assert page.evaluate("before => specdemo.beforeInWords('race', before)", before) == words
+
+
+# Other visitors ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_top_bar_follows_what_others_load(visit: Visit, script: Script) -> None:
+    mine, theirs = visit(), visit()
+    top = mine.locator(".sd-top")
+    expect(top).to_have_attribute("data-stage", "ready")
+    script.loading.clear()
+    choose_preset(theirs, "Other 1.7B")
+    expect(theirs.locator(".sd-model")).to_have_text("Downloading, 10% done")
+    expect(theirs.locator(".sd-progress")).to_have_attribute("value", "0.1")
+    for page in (mine, visit()):
+        expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
+        expect(page.locator(".sd-facts")).to_have_text("is being loaded for another visitor: downloading, 10% done")
+        expect(page.locator(".sd-progress")).to_be_hidden()
+    script.loading.set()
+    expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "ready")
+    expect(top).to_have_attribute("data-stage", "other")
+    expect(mine.locator(".sd-facts")).to_have_text("Scripted 135M is loaded when you press Run")
+    run(mine, "one two")
+    expect(top).to_have_attribute("data-stage", "ready")
+    expect(mine.locator(".sd-model")).to_have_text("Scripted 135M")
+    expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "other")
+
+
+def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
+    """By a status as the server sends it, since the scripted engine keeps nothing after a failed load."""
+    for status, shown in (
+        ({"preset": "scripted"}, ["failed", "Too large.", ""]),
+        ({"preset": "other"}, ["idle", "No model is loaded yet", ""]),
+        ({"preset": "other", "loaded": "scripted", "facts": ["float32"]}, ["ready", "Scripted 135M", "float32"]),
+    ):
+        told = page.evaluate(
+            """status => {
+              specdemo.showStatus({ stage: "failed", words: "Too large.", fraction: null, ...status });
+              const top = document.querySelector(".sd-top");
+              const text = (part) => top.querySelector(part).textContent;
+              return [top.dataset.stage, text(".sd-model"), text(".sd-facts")];
+            }""",
+            status,
+        )
+        assert told == shown
+
+
+# Work beside a race -----------------------------------------------------------------------------------------
+
+
+def test_work_beside_the_engine_is_seen_if_it_overlaps() -> None:
+    beside = Beside()
+    with beside.work():
+        pass
+    seen = beside.watch()
+    assert not seen()
+    with beside.work():
+        during = beside.watch()
+        assert during()
+    assert seen()
+    assert during()
+    assert not beside.watch()()
+
+
+def run_held(page: Page, script: Script) -> None:
+    """A race that has begun and waits for the script's gate."""
+    script.gate.clear()
+    page.fill("#prompt textarea", "one two three")
+    page.click("#run")
+    wait_until(lambda: script.open_races == 1)
+
+
+@contextmanager
+def every_core(has: bool) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": 2, "cores": 2 if has else 4})
+        yield
+
+
+@pytest.mark.parametrize("has", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_race_beside_which_another_page_was_served_says_so(page: Page, script: Script, url: str, has: bool) -> None:
+    with every_core(has):
+        run_held(page, script)
+        urlopen(url).close()
+        script.gate.set()
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        why = page.locator("#race .sd-why-exact")
+        words = "Disturbed: another page was served during this race, so its timing may be off."
+        expect(why).to_contain_text(words) if has else expect(why).not_to_contain_text("Disturbed")
+        page.get_by_role("button", name="Replay", exact=True).click()
+        page.locator(".sd-play:enabled").wait_for()
+        page.keyboard.press("End")
+        page.locator("#replay [data-state=ended]").wait_for()
+        why = page.locator("#replay .sd-why-exact")
+        expect(why).to_contain_text(words) if has else expect(why).not_to_contain_text("Disturbed")
+        page.get_by_role("tab", name="Race").click()
+        settings(page)
+        page.fill("#max-new-tokens input", "7")
+        page.click("#run")  # with nobody else
+        expect(page.locator("#race .sd-tokens").first).to_have_text("7 of 7 tokens")
+        expect(page.locator("#race .sd-why-exact")).to_contain_text("All 7 tokens")
+        expect(page.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")
+
+
+def test_what_a_page_is_answered_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runs = Script().engine(), Runs()
+    page = build_page(engine, runs, PROMPTS)
+    answers = {
+        name: getattr(block, name)
+        for block in page.blocks.values()
+        for name in ("trace", "race")
+        if getattr(getattr(block, name, None), "_is_server_fn", False)
+    }
+    seen, watch = list[bool](), engine.beside.watch()
+    trace: Callable[[], str] = lambda: seen.append(watch()) or ""  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr(runs, "find", lambda *_: SimpleNamespace(trace=trace))
+    for answer in (answers["trace"], answers["race"]):
+        watch = engine.beside.watch()
+        in_a_loop_of_its_own(answer({}))
+    assert seen == [True, True]
+
+
+def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runs, seen = Script().engine(), Runs(), list[bool]()
+    page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
+
+    def noted(*_: Any) -> list[Any]:
+        seen.append(watch())
+        return []
+
+    monkeypatch.setattr(tab, "theory_of", noted)
+    monkeypatch.setattr(runs, "latest", noted)
+    handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
+    engine.backend = replace(engine.backend, report=noted)  # which a check of a visitor's own models asks for
+    asked = (
+        ("attempt", (gr.EventData(None, {}), None, 1, 1, 1)),
+        ("take", (gr.Request(),)),
+        ("look", ("a/b", "", "")),
+    )
+    for name, arguments in asked:
+        watch = engine.beside.watch()
+        next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
+    assert seen == [True] * 3
+
+
+def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runs, seen = Script().engine(), Runs(), list[bool]()
+    page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
+    done = SimpleNamespace(id="a", pictured=1, picture=[None], files={}, values={}, measured=None)
+    monkeypatch.setattr(runs, "latest", lambda *_: done)
+    monkeypatch.setattr(Results, "update", lambda *_: seen.append(watch()) or {})  # type: ignore[func-returns-value]
+    for show in {block.fn for block in page.fns.values() if block.name == "show"}:
+        done.study, watch = getattr(show, "__self__").study, engine.beside.watch()  # noqa: B009
+        show(gr.Request())
+    assert seen == [True] * len(STUDIES)
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"), [("/", True), ("/config", True), ("/config/", True), ("/gradio_api/info", True), ("/x", False)]
+)
+def test_what_gradio_makes_for_each_visitor_counts_as_work_beside_a_race(path: str, counts: bool) -> None:
+    beside = Beside()
+    seen, watch = list[bool](), beside.watch()
+
+    async def app(*_: Any) -> None:
+        seen.append(watch())
+
+    runs: Any = SimpleNamespace(engine=SimpleNamespace(beside=beside))
+    page: Any = Head(app, "", "", runs)
+    in_a_loop_of_its_own(page({"type": "http", "path": path}, None, None))
+    assert seen == [counts]
+
+
+@pytest.mark.slow
+def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script, visit: Visit) -> None:
+    page = visit()
+    page.get_by_role("tab", name="Replay").click()
+    page.locator(".sd-play:enabled").wait_for()
+    racer = visit()
+    with every_core(True):
+        run_held(racer, script)
+        page.select_option(".sd-which", recordings()[3]["name"])
+        expect(page.locator(".sd-facts-of")).to_contain_text("A recording that ships")
+        page.locator(".sd-file").set_input_files({"name": "a.jsonl", "mimeType": "text/plain", "buffer": b"nothing"})
+        expect(page.locator("#replay .sd-sentence")).to_have_text("This is not a trace of specdemo.")
+        script.gate.set()
+        racer.locator(".sd-arena[data-state=ended]").wait_for()
+        expect(racer.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")
+
+
+# What the page shows while presets load, and how one is chosen ----------------------------------------------
+
+
+def test_loading_shows_progress_and_run_waits_for_it(visit: Visit, unloaded: Script) -> None:
+    unloaded.loading.clear()
+    unloaded.begin()
+    page = visit()
+    expect(page.locator(".sd-model")).to_have_text("Downloading, 10% done")
+    expect(page.locator(".sd-progress")).to_have_attribute("value", "0.1")
+    run(page, "one two three", until="loading")
+    assert sentence(page) == "Downloading, 10% done."
+    unloaded.loading.set()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
+    assert len(tokens_shown(page, PLAIN)) == 24
+
+
+def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit, unloaded: Script) -> None:
+    unloaded.load_failure = MemoryError("The disk is full: free some space <b>now</b>.")
+    unloaded.begin()
+    page = visit()
+    expect(page.locator(".sd-model")).to_have_text("The disk is full: free some space <b>now</b>.")
+    run(page, "one two", until="failed")
+    assert tells(sentence(page), "The <b>now</b> space")
+    unloaded.load_failure = None
+    settings(page)
+    page.fill("#max-new-tokens input", "9")
+    page.click(".sd-retry")
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    run(page)
+    assert len(tokens_shown(page, PLAIN)) == 9  # what was asked for stays
+
+
+def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit, unloaded: Script) -> None:
+    unloaded.begin()
+    page = visit()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    choose_preset(page, "Other 1.7B")
+    expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
+    settings(page)
+    expect(page.locator("#max-new-tokens input")).to_have_value("12")
+    expect(page.locator("#drafter input")).to_have_value(re.compile("· none$"))
+    expect(page.locator("#k input[type=number]")).to_have_value("2")
+    expect(page.locator("#preset")).to_contain_text("Much larger.")
+    page.click("#more button")
+    expect(page.get_by_label("Raw text")).to_be_checked()
+    loads = [(loaded.preset.name, loaded.released) for loaded in unloaded.loads]
+    assert loads == [("scripted", True), ("other", False)]
+    run(page, "one two three")
+    assert len(tokens_shown(page, PLAIN)) == 12
+
+
+@pytest.mark.slow
+def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit, unloaded: Script) -> None:
+    unloaded.begin()
+    page, other = visit(), visit()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    choose_preset(other, "Other 1.7B")
+    expect(other.locator(".sd-model")).to_have_text("Other 1.7B")
+    settings(page)
+    page.fill("#max-new-tokens input", "7")
+    for leave in (lambda: page.keyboard.press("Tab"), lambda: page.locator(".sd-brand").click()):
+        page.click("#preset input")
+        leave()
+    page.fill("#prompt textarea", "one two three")
+    page.wait_for_timeout(500)
+    expect(page.locator("#max-new-tokens input")).to_have_value("7")
+    expect(page.locator("#drafter input")).to_have_value(re.compile("· prompt-lookup$"))
+    assert [loaded.preset.name for loaded in unloaded.loads] == ["scripted", "other"]
+    choose_preset(page, "Other 1.7B")
+    choose_preset(page, "Scripted 135M")  # the last of two choices counts
+    expect(page.locator("#max-new-tokens input")).to_have_value("24")
+    expect(page.locator("#preset")).to_contain_text(PRESETS["scripted"].description)
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+
+
+@pytest.mark.slow
+def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit, script: Script) -> None:
+    first, second = visit(), visit()
+    script.gate.clear()
+    run(first, "one two three", until="waiting")
+    wait_until(lambda: script.open_races == 1)
+    choose_preset(second, "Other 1.7B")
+    settings(second)
+    expect(second.locator("#max-new-tokens input")).to_have_value("12")
+    expect(second.locator("#drafter input")).to_have_value(re.compile("· none$"))
+    second.click("#drafter input")  # what this preset can use is not known yet
+    expect(second.get_by_role("option", name=re.compile("· draft-model$"))).to_be_visible()
+    second.fill("#max-new-tokens input", "7")
+    script.gate.set()
+    expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
+    expect(second.locator("#max-new-tokens input")).to_have_value("7")
+    expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
+
+
+@pytest.mark.slow
+def test_choosing_a_drafter_describes_it(page: Page) -> None:
+    settings(page)
+    page.click("#drafter input")
+    page.get_by_role("option", name=re.compile("· ngram$")).click()
+    expect(page.locator("#drafter")).to_contain_text("A table of which token follows which")
+    page.click("#drafter input")
+    expect(page.get_by_role("option", name="· draft-model (this preset has no draft model)")).to_be_visible()
+
+
+# What is said at once while a study has the model: what cannot be run, and what a race or a study waits for -
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Long]]:
+    """A study that stays in the middle while the test goes on."""
+    stand_in(monkeypatch, STUDIES["domains"], Long)
+    monkeypatch.setattr(Long, "gate", False)
+    yield Long
+    Long.gate = True
+
+
+def open_lab(page: Page, view: str = "domains") -> None:
+    page.get_by_role("tab", name="Lab").click()
+    choose(page, view)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
+    visit: Visit, script: Script, held: type[Long]
+) -> None:
+    measuring, racing, studying = (visit() for _ in range(3))
+    open_lab(measuring)
+    said = measuring.locator("#lab-domains .lab-says")
+    measuring.click("#lab-domains .lab-run")
+    expect(said.locator(".lab-progress")).to_contain_text("Counting")
+    expect(said.locator("[role=status]")).to_be_empty()  # it does not wait for the model any more
+    expect(said.locator("progress")).to_be_in_viewport()
+
+    # Refused, each where the button is, while the study has the model.
+    run(racing, "   ", until="failed")
+    expect(racing.locator("#race .sd-sentence")).to_have_text("The prompt is empty: type something first.")
+    racing.fill("#prompt textarea", "one two")
+    settings(racing)
+    racing.fill("#max-new-tokens input", "-5")
+    run(racing, until="failed")
+    words_of_limit = "max new tokens must be a whole number from 1 to 2,000, not -5."
+    expect(racing.locator("#race .sd-sentence")).to_have_text(words_of_limit)
+    open_lab(studying)
+    studying.fill("#lab-domains-max_new_tokens input", "-5")
+    studying.click("#lab-domains .lab-run")
+    status = studying.locator("#lab-domains .lab-says [role=status]")
+    expect(status).to_have_text('"Tokens per text" must be a whole number from 8 to 512, not -5.')
+    expect(status).to_be_in_viewport()
+
+    # What waits for the study, and for the race behind it.
+    racing.fill("#max-new-tokens input", "5")
+    run(racing, until="waiting")
+    expect(racing.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
+    expect(racing.locator("#race .sd-why-exact")).to_have_text("Your race starts when the study before it has ended.")
+    studying.fill("#lab-domains-max_new_tokens input", "8")
+    studying.click("#lab-domains .lab-run")
+    expect(status).to_contain_text("Waiting: number 2 of 2")
+    expect(status).to_contain_text("Your study starts when the race and the study before it have ended.")
+    held.gate = True
+    racing.locator("#race .sd-arena[data-state=ended]").wait_for()
+    expect(status).to_have_text("Done.")
+    assert script.ended_races == 1
+
+
+def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) -> None:
+    """Those who wait for it were told how long races take."""
+    engine = script.used
+    list(engine.follow("scripted"))
+    job = LabRun("scripted", STUDIES["domains"], {"drafter": "ngram"})
+    played = job.play(engine)
+    told = [next(played)]
+    while job.seconds_left() is None:
+        told.append(next(played))
+    wait_until(lambda: (left := job.seconds_left()) is not None and left < 5)
+    expected = engine.expected_wait([])
+    assert expected is not None
+    assert expected == pytest.approx(job.seconds_left(), abs=1)
+    assert engine.expected_wait(["study sweep"]) is None  # of which nothing is known
+    held.gate = True
+    told += played
+    assert any("s left" in message for message in told)
+    assert engine.expected_wait([]) == 0.0
+
+
+@pytest.mark.slow
+def test_a_study_is_added_by_its_class_alone(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STUDIES, "counting", Counting)
+    with served(Script()) as url:
+        page = visit(at=url)
+        open_lab(page, "counting")
+        lab = page.locator("#lab-counting")
+        expect(lab).to_contain_text("This counts.")
+        page.fill("#lab-counting-to input", "10")
+        lab.get_by_role("button", name="Count").click()
+        expect(lab.locator("[role=status]")).to_have_text('"Count to" must be a whole number from 1 to 9, not 10.')
+        page.fill("#lab-counting-to input", "4")
+        lab.get_by_role("button", name="Count").click()
+        expect(lab.locator("[role=status]")).to_have_text("Done.")
+        expect(lab.locator(".lab-section")).to_contain_text("Up to 4.")
+        lab.get_by_role("button", name="Counted").click()
+        expect(lab.get_by_role("gridcell").last).to_have_text("4.0")
+        found = []
+        for kind in ("JSON", "CSV"):
+            with page.expect_download() as download:
+                lab.get_by_text(f"Download {kind}").click()
+            found.append(download.value.path().read_text(encoding="utf-8"))
+        whole = json.loads(found[0])
+        assert (whole["view"], whole["asked"]["to"]) == ("counting", 4)
+        assert found[1].split() == ["n", *"1234"]
+        page.close()
+
+
+# Stage mode: the race alone, large, by the keys of a clicker ------------------------------------------------
+
+STAGED = "#race .sd-arena[data-state=ended]"
+HIDDEN = "#controls", ".sd-results", ".sd-pacing", "#tabs > :first-child"
+
+
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(853, 480), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((1280, 720), (1920, 1080)))],
+)
+def test_the_race_alone_is_large_and_fits(visit: Visit, script: Script, width: int, height: int) -> None:
+    page = visit("?prompt=one+two+three+four+five+six+seven")
+    page.set_viewport_size({"width": width, "height": height})
+    run(page)
+    page.keyboard.press("f")
+    for part in HIDDEN:
+        expect(page.locator(part).first).to_be_hidden()
+    plain, drafted = (page.locator(f"#race [data-lane={lane}]") for lane in (PLAIN, SPECULATIVE))
+    boxes = [lane.bounding_box() for lane in (plain, drafted)]
+    assert boxes[0]
+    assert boxes[1]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert boxes[1]["x"] + boxes[1]["width"] <= width
+    assert max(box["y"] + box["height"] for box in boxes if box) <= height
+    for lane in (plain, drafted):
+        assert lane.locator(".sd-text").evaluate("text => parseFloat(getComputedStyle(text).fontSize)") >= 32
+    assert page.locator("#race .sd-legend li:visible .tok").all_inner_texts() == [
+        *("accepted", "corrected", "bonus", "rejected")
+    ]
+    for part in (".sd-ratio", ".sd-sentence", ".sd-badge"):
+        expect(page.locator(f"#race {part}")).to_be_visible()
+    assert serious(page, "#race") == []
+    page.keyboard.press("Escape")
+    expect(page.locator("#controls")).to_be_visible()
+
+
+@pytest.mark.slow
+def test_a_clicker_runs_examples(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.get_by_role("button", name="Stage mode").click()
+    first, second = PROMPTS["facts"][:2]
+    presses = ("2", second), ("PageUp", second), (".", first), ("PageDown", first), ("1", first)
+    for races, (key, prompt) in enumerate(presses, start=1):
+        page.keyboard.press(key)
+        wait_until(lambda races=races: len(script.races) == races)  # type: ignore[misc]
+        page.locator(STAGED).wait_for()
+        assert page.locator("#prompt textarea").input_value() == prompt
+        assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
+
+
+def test_the_next_key_goes_on_to_the_end_of_a_race(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two+three+four+five+six", motion=True)
+    page.keyboard.press("f")
+    page.keyboard.press("1")
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    page.keyboard.press("PageDown")
+    page.locator(STAGED).wait_for()
+    assert len(script.races) == 1
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
+
+
+@pytest.mark.slow
+def test_recordings_play_when_nobody_is_there(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two")
+    run(page)
+    page.keyboard.press("f")
+    page.wait_for_timeout(700)  # longer than between two looks at the time
+    assert page.locator(STAGED).count() == 1
+    page.evaluate("Object.assign(specdemo.stage, { idle: 0, rest: 0 })")
+    page.locator("#race .sd-arena[data-state=opening]").wait_for()
+    first = page.evaluate("specdemo.stage.played")
+    page.evaluate("specdemo.race.opening.end()")
+    page.wait_for_function("first => specdemo.stage.played > first", arg=first)
+    page.locator("#race .sd-arena[data-state=opening]").wait_for()
+    page.keyboard.press("f")
+    run(page)  # whatever played
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+# What a visitor takes away from a race: a web page, a card, a film, links, and the list of the races run here
+
+HOSTILE = "one </script><img src=x onerror=window.pwned=1> <b>two</b> </template> three"
+PNG = b"\x89PNG\r\n\x1a\n"
+KEY = "specdemo-races"
+UNREADABLE = "The race in this link cannot be read: the link is damaged or was cut off."
+
+
+def download(page: Page, way: str) -> Download:
+    with page.expect_download() as download:
+        shared(page, way)
+    return download.value
+
+
+def story(page: Page) -> str:
+    """The text of the large number and of what stands beside it."""
+    return page.locator(".sd-board").inner_text()
+
+
+def opened(mine: Locator) -> None:
+    mine.evaluate("mine => { mine.open = true; }")
+
+
+@pytest.fixture
+def alone(chromium: Browser) -> Iterator[Page]:
+    """A browser without a network."""
+    context = chromium.new_context(offline=True, reduced_motion="reduce")
+    page = context.new_page()
+    troubles: list[str] = []
+    page.on("request", lambda request: troubles.append(request.url) if request.url.startswith("http") else None)
+    with listening(page, troubles, forgive="file:///"):
+        yield page
+    context.close()
+    assert [trouble for trouble in troubles if not trouble.startswith("request to file:///")] == []
+
+
+# A web page ----------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_race_plays_from_a_disk_without_a_network(
+    page: Page, alone: Page, script: Script, tmp_path: Path
+) -> None:
+    run(page, HOSTILE)
+    found = story(page)
+    file = download(page, "save-page")
+    assert file.suggested_filename == "specdemo-race.html"
+    file.save_as(tmp_path / "race.html")
+    written = (tmp_path / "race.html").read_text(encoding="utf-8")
+    assert "onerror" not in written
+    alone.goto((tmp_path / "race.html").as_uri())
+    expect(alone.locator(".sd-asked")).to_have_text(HOSTILE)
+    expect(alone.locator(".sd-facts-of")).to_contain_text("A race that was saved in this file. scripted")
+    alone.get_by_role("button", name="4×", exact=True).click()
+    alone.get_by_role("button", name="Play", exact=True).click()
+    alone.locator("[data-state=ended]").wait_for()
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(alone, lane) == tokens_of(script.entries, lane)
+    assert story(alone) == found.replace("speed-up", "speed-up, recorded")
+    alone.locator(".sd-behind summary").click()
+    expect(alone.locator(".sd-behind dd").first).to_be_visible()
+    alone.get_by_role("button", name="Step through").click()
+    expect(alone.locator(".sd-step")).to_be_visible()
+    assert alone.evaluate("window.pwned === undefined")
+
+
+def test_a_saved_race_of_a_usual_length_is_small() -> None:
+    prompt = " ".join(load_prompts()["story"])
+    text, _ = traced(prompt, max_new_tokens=300)
+    assert len(saved_page(playable_json("saved", lambda: text.split("\n")))) < 300_000
+    recorded = trace_lines(RECORDINGS / "code-5-eagle-tree.jsonl.gz")  # with all that was possible at each token
+    assert len(saved_page(playable_json("saved", lambda: recorded))) < 400_000
+
+
+def test_a_saved_race_holds_only_what_it_needs() -> None:
+    written = saved_page('{"error":"none"}')
+    imports = json.loads(written.partition('type="importmap">')[2].partition("</script>")[0])["imports"]
+    assert {"specdemo/race/race.js", "specdemo/replay/step.js", "specdemo/templates.js"} <= imports.keys()
+    assert not [name for name in imports if "/lab/" in name or name.endswith(("main.js", "share/share.js"))]
+    for address in ("http:", "https:", "src=", "href=", "url("):
+        assert address not in written.replace(imports["specdemo/templates.js"], "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shade", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_saved_race_fits_and_can_be_read(chromium: Browser, tmp_path: Path, shade: str, width: int) -> None:
+    text, _ = traced(HOSTILE)
+    (tmp_path / "race.html").write_text(saved_page(playable_json("saved", lambda: text.split("\n"))), encoding="utf-8")
+    context = chromium.new_context(color_scheme=shade, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto((tmp_path / "race.html").as_uri())
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.locator("[data-state=ended]").wait_for()
+    assert page.evaluate("document.body.classList.contains('dark')") == (shade == "dark")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert serious(page) == []
+    assert page.evaluate("fetch('data:,x').then(() => true, () => false)") is False  # the page itself forbids it
+    context.close()
+
+
+# Pictures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_card_is_a_picture_of_the_race(page: Page, script: Script, tmp_path: Path) -> None:
+    run(page, HOSTILE)
+    file = download(page, "save-card")
+    assert file.suggested_filename == "specdemo-race.png"
+    drawn = file.path().read_bytes()
+    assert drawn.startswith(PNG)
+    assert (int.from_bytes(drawn[16:20], "big"), int.from_bytes(drawn[20:24], "big")) == (1200, 630)
+    assert len(drawn) > 20_000
+    ratio = page.locator("#race .sd-ratio").inner_text()
+    label = page.locator(".sd-picture").get_attribute("aria-label") or ""
+    assert label.startswith(f"{ratio} speed-up. the same text, word for word. scripted with prompt-lookup. K 4, ")
+    script.differ_at = 5
+    run(page)
+    page.click(".sd-share-open")
+    label = page.locator(".sd-picture").get_attribute("aria-label") or ""
+    assert "the same text" not in label
+    assert page.locator("#race .sd-badge").get_attribute("data-mark") == "differs"
+    assert page.locator("#race .sd-badge").inner_text() in label
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.slow
+def test_the_film_shows_the_race_in_eight_seconds(page: Page, script: Script, chromium: Browser) -> None:
+    run(page, HOSTILE)
+    page.click(".sd-share-open")
+    with page.expect_download() as download:
+        page.click(".sd-save-film")
+        expect(page.locator(".sd-save-card")).to_be_disabled()
+    name = download.value.suggested_filename
+    film = download.value.path().read_bytes()
+    assert name in ("specdemo-race.mp4", "specdemo-race.webm")
+    assert len(film) > 20_000
+    expect(page.locator(".sd-save-film")).to_have_text("Download film")
+    watched = chromium.new_page()
+    seen = watched.evaluate(
+        """([type, film]) => new Promise((done) => {
+          const video = document.createElement('video');
+          video.onloadedmetadata = () => done([video.videoWidth, video.videoHeight]);
+          video.onerror = () => done(video.error.message);
+          video.src = `data:video/${type};base64,${film}`;
+        })""",
+        [name.rpartition(".")[2], b64encode(film).decode()],
+    )
+    watched.close()
+    assert seen == [1200, 630]
+
+
+def test_a_film_ends_when_the_dialog_is_closed(page: Page, script: Script) -> None:
+    run(page, "one two three")
+    page.evaluate(
+        "() => { const save = URL.createObjectURL; window.saved = 0; "
+        "URL.createObjectURL = (blob) => { window.saved += 1; return save.call(URL, blob); }; }"
+    )
+    shared(page, "save-film")
+    expect(page.locator(".sd-save-film")).to_have_text("Download film")
+    assert page.evaluate("window.saved") == 0
+    page.evaluate("delete URL.createObjectURL")
+
+
+@pytest.mark.slow
+def test_without_a_race_there_are_only_the_settings_to_share(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one", before="delete window.MediaRecorder")
+    shown = page.locator(".sd-share button:visible")
+    page.click(".sd-share-open")
+    expect(shown).to_have_text(["✕ Close", "Copy link to the settings"])
+    page.keyboard.press("Escape")
+    script.gate.clear()
+    run(page, "one two", until="waiting")
+    page.click(".sd-share-open")
+    expect(shown).to_have_count(2)
+    page.keyboard.press("Escape")
+    script.gate.set()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    page.click(".sd-share-open")
+    expect(shown).to_have_text(
+        [
+            *("✕ Close", "Download card", "Download web page", "Download trace"),  # no film: this browser records none
+            *("Copy link to this race", "Copy link to the settings"),
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_the_dialog_is_accessible_and_fits(page: Page, script: Script) -> None:
+    run(page, HOSTILE)
+    opened(page.locator(".sd-mine"))
+    page.click(".sd-share-open")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert serious(page) == []
+        page.keyboard.press("Escape")
+        assert serious(page) == []
+        page.click(".sd-share-open")
+
+
+# Links ---------------------------------------------------------------------------------------------------------
+
+
+def copied(page: Page, way: str) -> str:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#race .sd-share-open")
+    page.click(f".sd-share .sd-{way}")
+    expect(page.locator(f".sd-{way}")).to_have_text("Copied")
+    page.keyboard.press("Escape")
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
+def plays(page: Page, entries: list[Entry], found: str) -> None:
+    """The Replay tab plays the race of a link."""
+    replay = page.locator("#replay")
+    expect(replay.locator(".sd-facts-of")).to_contain_text("From a link, not measured here.")
+    expect(replay.locator(".sd-asked")).to_have_text(HOSTILE)
+    replay.get_by_role("button", name="Play", exact=True).click()
+    replay.locator("[data-state=ended]").wait_for()
+    assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
+    assert replay.locator(".sd-board").inner_text() == found.replace("speed-up", "speed-up, recorded")
+
+
+def test_a_link_holds_a_small_race(page: Page, script: Script) -> None:
+    run(page, HOSTILE)
+    entries, found = script.entries, story(page)
+    link = urlsplit(copied(page, "raced"))
+    assert link.query == ""
+    assert 500 < len(link.fragment) < 6000
+    page.evaluate("fragment => { window.location.hash = fragment; }", link.fragment)
+    plays(page, entries, found)
+    page.evaluate("history.replaceState(null, '', window.location.pathname)")
+
+
+@pytest.mark.slow
+def test_a_link_opens_a_page_with_its_race(page: Page, tabs: Tabs, url: str, script: Script) -> None:
+    fill(page, temperature=0.7)
+    page.uncheck("#match input")
+    run(page, HOSTILE)
+    fresh, troubles = tabs.take(), list[str]()
+    with listening(fresh, troubles):
+        fresh.goto(copied(page, "raced"))
+        plays(fresh, script.entries, story(page))
+    tabs.give_back(fresh)
+    assert troubles == []
+
+
+def test_a_link_that_was_cut_off_is_said(tabs: Tabs, used: list[Used], url: str, script: Script) -> None:
+    said = "#replay [role=alert]"
+    with reused(tabs, used, url, replayed=True) as page:
+        for fragment in ("", "H4sIAAAA", "%3Cimg%20src=x%20onerror=window.pwned=1%3E", "H4sIAAAAAAAAA"):
+            page.evaluate("fragment => { window.location.hash = fragment; }", f"#race={fragment}")
+            expect(page.locator(said)).to_have_text(UNREADABLE)
+            page.locator(said).evaluate("said => { said.textContent = ''; }")
+        assert page.evaluate("window.pwned === undefined")
+        page.evaluate("history.replaceState(null, '', window.location.pathname)")
+
+
+@pytest.mark.slow
+def test_a_long_race_is_too_long_for_a_link(page: Page, script: Script) -> None:
+    fill(page, max_new_tokens=120)
+    run(page, " ".join(sha256(bytes([at])).hexdigest() for at in range(120)))  # nothing to pack
+    page.click(".sd-share-open")
+    raced = page.locator(".sd-raced")
+    raced.click()
+    expect(raced).to_have_text("Too long for a link")
+    page.keyboard.press("Escape")
+    fill(page, max_new_tokens=400)
+    run(page)
+    page.click(".sd-share-open")
+    expect(page.locator(".sd-trace")).to_be_visible()
+    expect(raced).to_be_hidden()
+
+
+# The races of this browser -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_races_of_this_browser_are_kept_and_forgotten(page: Page, script: Script) -> None:
+    mine, rows = page.locator(".sd-mine"), page.locator(".sd-mine li")
+    for prompt in ("one two three", HOSTILE):
+        run(page, prompt)
+    ratio, badge = page.locator("#race .sd-ratio").inner_text(), page.locator("#race .sd-badge").inner_text()
+    fill(page, temperature=0.5)
+    page.reload()
+    page.locator("[data-stage=ready]").wait_for()
+    expect(mine.locator("summary")).to_have_text("Your races (2)")
+    opened(mine)
+    expect(rows.nth(0)).to_contain_text(HOSTILE)
+    expect(rows.nth(0)).to_contain_text("scripted: prompt-lookup, K 4, temperature 0")
+    expect(rows.nth(0)).to_contain_text(badge)
+    expect(rows.nth(0).locator("b")).to_have_text(ratio)
+    expect(rows.nth(1)).to_contain_text("one two three")
+    rows.nth(0).get_by_role("button", name="Run again").click()
+    expect(page.locator("#prompt textarea")).to_have_value(HOSTILE)
+    expect(page.locator("#run")).to_be_focused()
+    settings(page)
+    expect(page.locator("#temperature input[type=number]")).to_have_value("0")
+    assert len(script.races) == 2  # it runs nothing by itself
+    assert page.evaluate("window.pwned === undefined")
+    mine.get_by_role("button", name="Forget all").click()
+    expect(mine).to_be_hidden()
+    assert HOSTILE not in page.evaluate("Object.values(localStorage).join()")
+    run(page)
+    expect(mine.locator("summary")).to_have_text("Your races (1)")
+
+
+@pytest.mark.slow
+def test_a_race_that_was_stopped_is_not_kept(page: Page, script: Script) -> None:
+    script.pace = 0.05
+    run(page, "stopped " * 9, until="running")
+    page.click("#stop")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    assert page.evaluate("key => localStorage.getItem(key)", KEY) is None
+    page.click(".sd-share-open")
+    expect(page.locator(".sd-picture")).to_be_visible()
+    assert "the same text" not in (page.locator(".sd-picture").get_attribute("aria-label") or "")
+
+
+@pytest.mark.slow
+def test_only_the_last_twenty_are_kept(page: Page, script: Script) -> None:
+    row = {"when": 1e12, "preset": "p", "how": "h", "ratio": 2, "exact": "e", "query": ""}
+    kept = {"version": 1, "races": [{**row, "prompt": f"race {at}"} for at in range(20)]}
+    page.evaluate("([key, kept]) => localStorage.setItem(key, kept)", [KEY, json.dumps(kept)])
+    run(page, "the newest")
+    rows = page.locator(".sd-mine li .sd-mine-prompt")
+    texts = rows.all_text_contents()
+    assert texts == ["the newest", *(f"race {at}" for at in range(19))]
+
+
+FULL = "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }"
+FORBIDDEN = (
+    "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } })"
+)
+
+
+def races_on(page: Page) -> None:
+    run(page, "one two three")
+    expect(page.locator("#race .sd-badge")).to_have_attribute("data-mark", "same")
+    expect(page.locator(".sd-mine summary")).to_have_text("Your races (1)")
+    expect(page.locator(".sd-mine li")).to_contain_text("one two three")
+
+
+@pytest.mark.slow
+def test_what_else_is_kept_under_its_name_is_left_out(page: Page, script: Script) -> None:
+    for odd in ('{"version": 1, "races": [null, 3, {}]}', '{"version": 2, "races": "all"}', "{", '"<b>"', "null"):
+        page.evaluate("([key, odd]) => localStorage.setItem(key, odd)", [KEY, odd])
+        races_on(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [FULL, FORBIDDEN], ids=["full", "forbidden"])
+def test_a_storage_that_cannot_be_used_loses_nothing_else(visit: Visit, script: Script, before: str) -> None:
+    races_on(visit(before=before))
+
+
+@pytest.mark.slow
+def test_run_again_describes_the_preset_of_its_race(page: Page, script: Script) -> None:
+    query = "prompt=one&preset=other&drafter=ngram"
+    race = {"when": 1e12, "prompt": "one", "preset": "other", "how": "", "ratio": 2, "exact": "", "query": query}
+    page.evaluate(
+        "([key, kept]) => localStorage.setItem(key, kept)", [KEY, json.dumps({"version": 1, "races": [race]})]
+    )
+    page.reload()
+    page.locator("[data-stage=ready]").wait_for()
+    opened(page.locator(".sd-mine"))
+    page.get_by_role("button", name="Run again").click()
+    settings(page)
+    expect(page.locator("#preset input")).to_have_value("Other 1.7B")
+    expect(page.locator("#preset")).to_contain_text(PRESETS["other"].description)
+    expect(page.locator("#drafter input")).to_have_value(re.compile("· ngram$"))
+
+
+def test_run_again_gives_the_query_of_a_link(page: Page, script: Script) -> None:
+    fill(page, k=7)
+    run(page, "one & two = three?")
+    link = parse_qs(urlsplit(copied(page, "link")).query)
+    kept = json.loads(page.evaluate("key => localStorage.getItem(key)", KEY))["races"][0]
+    assert parse_qs(kept["query"]) == link
+    assert link["prompt"] == ["one & two = three?"]
+
+
+# Watching along: who sees the races of a page that is shared, and for how long ------------------------------
+
+SAID = ".sd-watch-said"
+LIVE, OVER = "Watching along, live", "The sender has stopped sharing."
+GONE = "Nobody shares a race here. The link is wrong, or the sender has stopped sharing."
+
+
+# The messages ----------------------------------------------------------------------------------------------------
+
+
+def raced(script: Script, runs: Runs, session: str = "page", **values: Any) -> Run:
+    """A race of the session that has ended."""
+    job = runs.begin(Run(ask(**values)), session)
+    list(runs.play(job, script.engine()))
+    return job
+
+
+def share_of(runs: Runs) -> tuple[Watches, Watch]:
+    """The races of a page, which is open for as long as the process lives."""
+    watches = Watches(runs)
+    runs._pages["page"] = 1
+    watch = watches.share("page")
+    assert watch
+    return watches, watch
+
+
+async def until(events: AsyncIterator[bytes], last: Callable[[str], bool]) -> list[tuple[int, dict[str, Any]]]:
+    """The numbers and messages that a watcher gets, up to the first that fits."""
+    text = ""
+    while not last(text):
+        text += (await asyncio.wait_for(anext(events), 20)).decode()
+    return [(int(number), json.loads(data)) for number, data in re.findall("id: (.*)\ndata: (.*)\n\n", text)]
+
+
+def messages(*races: Run) -> list[dict[str, Any]]:
+    """Those of the senders' own streams, without the ids."""
+    return [{**json.loads(message), "run": ""} for race in races for message in race.messages]
+
+
+def test_a_watcher_gets_the_latest_race_and_those_that_begin_afterwards() -> None:
+    script, runs = Script(), Runs()
+    _, other = raced(script, runs, max_new_tokens=3), raced(script, runs, "other", max_new_tokens=2)
+    latest = raced(script, runs, max_new_tokens=4)
+    watches, watch = share_of(runs)
+
+    async def follow() -> Any:
+        events, stranger = _events(watch, 0), "".join(other.messages)
+        first = await until(events, lambda text: '"end"' in text)
+        coming = asyncio.create_task(until(events, lambda text: text.count('"end"') == 2 and ENDED.decode() in text))
+        later = []
+        for most in (5, 6):
+            later.append(await asyncio.to_thread(raced, script, runs, max_new_tokens=most))
+            await asyncio.to_thread(raced, script, runs, "other", max_new_tokens=2)
+        watches.end(watch)
+        assert other.id in stranger
+        return first, later, await coming
+
+    first, later, rest = in_a_loop_of_its_own(follow())
+    assert [message for _, message in first] == messages(latest)
+    assert [message for _, message in rest] == messages(*later)
+    assert [number for number, _ in (*first, *rest)] == list(range(len(first) + len(rest)))
+    assert watches.find(watch.token) is None
+
+
+def test_a_watcher_cannot_learn_the_id_with_which_a_race_is_stopped() -> None:
+    script, runs = Script(), Runs()
+    job = raced(script, runs, max_new_tokens=4)
+    _, watch = share_of(runs)
+    told = b"".join(watch.feed.update())
+    assert job.id in job.messages[0]
+    assert told
+    assert job.id.encode() not in told
+
+
+def test_a_connection_that_was_lost_goes_on_where_it_was() -> None:
+    script, runs = Script(), Runs()
+    raced(script, runs, max_new_tokens=4)
+    watches, watch = share_of(runs)
+    of_first = len(watch.feed.update())
+    raced(script, runs, max_new_tokens=4)
+    watches.end(watch)
+    count = len(watch.feed.update())
+
+    async def numbers(first: int) -> list[int]:
+        return [number for number, _ in await until(_events(watch, first), lambda text: ENDED.decode() in text)]
+
+    every = list(range(of_first, of_first + count))
+    for first, told in ((0, every), (of_first, every), (of_first + 2, every[2:]), (of_first + count, []), (10**9, [])):
+        assert in_a_loop_of_its_own(numbers(first)) == told, first
+
+
+def test_messages_are_made_once_for_all_watchers_who_keep_no_race_alive() -> None:
+    script, runs = Script(), Runs()
+    _, watch = share_of(runs)
+    woken: list[int] = []
+    for number in range(2):
+        watch.followers.add(lambda number=number: woken.append(number))  # type: ignore[misc]
+    job = raced(script, runs, max_new_tokens=4)
+    assert not job.followers
+    assert sorted(woken) == sorted([0, 1] * (len(job.messages) + 2))  # and as it begins and when it has ended
+    before = list(watch.feed.update())
+    assert all(one is other for one, other in zip(before, watch.feed.update(), strict=True))
+
+
+def test_all_watchers_together_are_sent_no_more_than_so_many_events_in_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, runs, slept = Script(), Runs(), list[float]()
+    raced(script, runs, max_new_tokens=4)
+    watches, watch = share_of(runs)
+    watches.end(watch)
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("specdemo.ui.watch.routes.sleep", sleep)
+    for watch.watchers in (1, 64):
+        in_a_loop_of_its_own(until(_events(watch, 0), lambda text: ENDED.decode() in text))
+    assert slept == [1 / 64, 1.0]
+
+
+# The routes ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def following(url: str, session: str, client: httpx.Client) -> Iterator[None]:
+    """What a page that is open does: it follows the status."""
+    with client.stream("GET", f"{url}status", params={"session": session}) as status:
+        lines = status.iter_lines()  # which would be closed if nobody held it
+        next(lines)
+        yield
+
+
+def share(url: str, session: str, client: httpx.Client, address: str = "http://here/watch/") -> httpx.Response:
+    return client.post(f"{url}watches", params={"session": session, "address": address})
+
+
+def test_only_a_page_that_is_open_is_shared_and_only_it_can_stop(url: str) -> None:
+    with httpx.Client(timeout=20) as client:
+        assert [share(url, session, client).status_code for session in ("closed", "")] == [409, 409]
+        with following(url, "mine", client):
+            assert share(url, "mine", client, "x" * 1000).status_code == 409
+            told = share(url, "mine", client).json()
+            token = told["token"]
+            assert len(token) >= 22
+            assert told["link"] == f"http://here/watch/{token}"
+            assert told["picture"].startswith("data:image/svg+xml")
+            assert share(url, "mine", client).json() == told  # not a second one
+            for query in ({}, {"session": "other"}, {"session": token}):
+                assert client.delete(f"{url}watches/{token}", params=query).status_code == 404
+            page = client.get(f"{url}watch/{token}")
+            assert (page.status_code, page.headers["referrer-policy"]) == (200, "no-referrer")
+            assert client.delete(f"{url}watches/{token}", params={"session": "mine"}).status_code == 204
+            for path in ("watch", "watched"):
+                gone = client.get(f"{url}{path}/{token}")
+                assert (gone.status_code, GONE in gone.text) == (404, True)
+            assert share(url, "mine", client).json()["token"] != token
+
+
+@pytest.mark.slow
+def test_one_watcher_too_many_is_refused() -> None:
+    assert Budgets().watchers == 64
+    with ExitStack() as stack:
+        url = stack.enter_context(served(Script(), budgets=Budgets(watchers=2)))
+        client = stack.enter_context(httpx.Client(timeout=20))
+        with following(url, "mine", client):
+            token = share(url, "mine", client).json()["token"]
+            with Caller(url) as caller:
+                assert caller.outcome(caller.join("one two", "mine"))
+            watched = f"{url}watched/{token}"
+            with client.stream("GET", watched) as one, client.stream("GET", watched) as two:
+                told = [watcher.iter_lines() for watcher in (one, two)]
+                for lines in told:
+                    assert [next(lines), '"seq":0' in next(lines)] == ["id: 0", True]
+                for path in ("watch", "watched"):
+                    refused = client.get(f"{url}{path}/{token}")
+                    assert refused.status_code == 503
+                    assert tells(refused.text, "2 watching")
+            wait_until(lambda: client.get(f"{url}watch/{token}").status_code == 200)  # they have left
+
+
+def test_who_shares_may_need_a_login_but_who_watches_does_not() -> None:
+    with served(Script(), auth=("me", "secret")) as url, httpx.Client(timeout=20) as sender:
+        assert share(url, "mine", sender).status_code == 401
+        sender.post(f"{url}login", data={"username": "me", "password": "secret"})
+        with following(url, "mine", sender):
+            token = share(url, "mine", sender).json()["token"]
+            assert httpx.get(f"{url}watch/{token}").status_code == 200
+            with Caller(url) as stranger:
+                assert stranger.join("one", "mine").status_code == 401
+                with stranger.http.stream("GET", f"watched/{token}") as events:
+                    assert events.status_code == 200
+
+
+# In browsers -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watcher(chromium: Browser, link: str, forgive: str = "\0", **options: Any) -> Iterator[Page]:
+    """The page of someone who has the link."""
+    troubles: list[str] = []
+    page = chromium.new_page(reduced_motion="reduce", **options)
+    page.set_default_timeout(20_000)
+    with listening(page, troubles, forgive):
+        page.goto(link)
+        yield page
+    page.context.close()
+    assert troubles == []
+
+
+def link_of(page: Page) -> str:
+    """Begin to share; the dialog is closed again."""
+    page.click("#race .sd-share")
+    page.get_by_role("button", name="Start sharing").click()
+    expect(page.locator(".sd-shared a")).to_have_text(re.compile("/watch/"))
+    link = page.locator(".sd-shared a").inner_text()
+    page.keyboard.press("Escape")
+    expect(page.locator("#race .sd-share")).to_have_text("Sharing")
+    return link
+
+
+def stop(page: Page) -> None:
+    """Stop sharing; the dialog is closed again."""
+    page.click("#race .sd-share")
+    page.get_by_role("button", name="Stop sharing").click()
+    expect(page.get_by_role("button", name="Start sharing")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#race .sd-share")).to_have_text("Watch along")
+
+
+def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
+    page: Page, script: Script, chromium: Browser
+) -> None:
+    link = link_of(page)
+    script.gate.clear()
+    run(page, "one two three", until="waiting")
+    with watcher(chromium, link) as other:
+        expect(other.locator(SAID)).to_have_text(LIVE)
+        expect(other.locator(".sd-sentence")).to_have_text("Waiting for a race.")
+        script.gate.set()
+        ended = other.locator(".sd-arena[data-state=ended]")
+        for prompt in ("one two three", "four five"):
+            if script.ended_races:
+                run(page, prompt)
+            expect(other.locator(".sd-asked")).to_have_text(prompt)
+            ended.wait_for()
+            wait_until(lambda: script.open_races == 0)
+            for lane in (PLAIN, SPECULATIVE):
+                assert tokens_shown(other, lane) == tokens_of(script.entries, lane)
+            expect(other.locator(".sd-badge")).to_have_text("Same text, word for word")
+        assert other.get_by_role("button").all_inner_texts() == ["Skip"]
+        strip = other.locator(".sd-strip").last
+        strip.click()
+        expect(other.locator(".sd-tip")).to_contain_text("All lanes have the same scale.")
+        expect(other.locator(".sd-tip")).not_to_contain_text("Press")  # there is nothing to step through
+        stop(page)
+        expect(other.locator(SAID)).to_have_text(OVER)
+
+
+@pytest.mark.slow
+def test_a_page_that_is_closed_is_no_longer_shared(visit: Visit, chromium: Browser) -> None:
+    sender = visit()
+    with watcher(chromium, link_of(sender), forgive="404") as other:
+        expect(other.locator(SAID)).to_have_text(LIVE)
+        sender.close()
+        expect(other.locator(SAID)).to_have_text(OVER)
+        other.reload()
+        expect(other.locator(SAID)).to_have_text(GONE)
+        expect(other.locator(".sd-arena")).to_have_count(0)
+
+
+@pytest.mark.slow
+def test_a_page_out_of_sight_goes_on_sharing(page: Page, chromium: Browser) -> None:
+    with watcher(chromium, link_of(page)) as other:
+        page.evaluate(HIDE, True)
+        time.sleep(2.5)  # longer than the grace
+        expect(other.locator(SAID)).to_have_text(LIVE)
+        stop(page)
+        expect(other.locator(SAID)).to_have_text(OVER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "shade"),
+    [(390, "dark"), pytest.param(1280, "light", marks=pytest.mark.slow)],
+)
+def test_axe_finds_nothing_serious_and_a_watcher_needs_not_scroll_sideways(
+    page: Page, script: Script, chromium: Browser, width: int, shade: Any
+) -> None:
+    link = link_of(page)
+    page.click("#race .sd-share")
+    assert serious(page, "dialog") == []
+    page.keyboard.press("Escape")
+    run(page, "one two three four five six seven " * 5)
+    with watcher(chromium, link, viewport={"width": width, "height": 844}, color_scheme=shade) as other:
+        other.locator(".sd-arena[data-state=ended]").wait_for()
+        assert serious(other) == []
+        assert other.evaluate("document.documentElement.scrollWidth") == width
+    stop(page)
+
+
+# The view of a race in a notebook, in a real browser --------------------------------------------------------
+
+
+def test_the_view_plays_in_its_frame_and_cannot_reach_the_notebook(chromium: Browser) -> None:
+    found = race("To be", preset="nanogpt-shakespeare", drafter="ngram", k=4, max_new_tokens=20)
+    page = chromium.new_page(reduced_motion="reduce")
+    troubles: list[str] = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.set_content(f"<title>a notebook</title>{found._repr_html_()}")
+    view = page.frames[1]
+    view.get_by_role("button", name="Play", exact=True).click()
+    view.locator("[data-state=ended]").wait_for()
+    assert found.text.strip()[:10] in view.locator("#replay").inner_text()
+    assert troubles == []
+    assert view.evaluate("(() => { try { return parent.document.title } catch { return 'no' } })()") == "no"
+    page.context.close()

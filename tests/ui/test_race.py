@@ -1,47 +1,64 @@
-"""A race on the page, from Run to the summary."""
+"""The Race tab: the recorded race that it opens with, and a race from Run to the summary, with chains and trees."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import APIResponse, Page, Request, Route, expect
+from gradio_client import Client
+from playwright.sync_api import APIResponse, Browser, Page, Request, Route, expect
 
-from specdemo.decoding.events import Round
+from specdemo.decoding.events import Round, engine_seconds
+from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load_prompts
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.stats import Stats
+from specdemo.racing.stats import Stats, speed_up
+from specdemo.racing.summary import CAUSES
+from specdemo.racing.text import LaneText
 from specdemo.racing.trace import Entry, read_trace
 from specdemo.racing.verdict import numbers
-from specdemo.types import DraftOutcome
+from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.ui.engine import Engine, Pauses, real_backend
+from specdemo.ui.race import run as race_run
+from specdemo.ui.race.messages import CODES
 from specdemo.ui.race.run import Run
+from specdemo.ui.replay.playable import playable
+from specdemo.ui.replay.routes import OPENING
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
-from ..fakes.engine import MEMORY_RATE, PLACEMENT, Script
-from ..sentences import tells
-from .browser import discarded, fill, headline, run, sentence, settings, shared, tokens_of, tokens_shown, wait_until
-from .conftest import Tabs, Used, Visit, reused
+from ..fakes import engine as scripted
+from ..fakes.engine import MEMORY_RATE, PLACEMENT, PRESETS, PROMPTS, Script, asked_by_form
+from ..fakes.traces import CORPUS, GREEDY, lines_of
+from ..sentences import refuses, tells
+from .browser import (
+    SHIFTS,
+    choose_preset,
+    discarded,
+    fill,
+    granted,
+    headline,
+    run,
+    sentence,
+    serious,
+    served_engine,
+    settings,
+    shared,
+    tokens_of,
+    tokens_shown,
+    wait_until,
+)
+from .conftest import Tabs, Used, Visit, listening, reused, visits
 
 Raced = tuple[Page, list[Entry]]
-CORPUS = [
-    "<img src=x onerror=window.pwned=1>",
-    "</script><script>window.pwned=1</script>",
-    "${window.pwned=1}",
-    "{{window.pwned=1}}",
-    "`${(()=>{window.pwned=1})()}`",
-    "\N{RIGHT-TO-LEFT OVERRIDE}abc\N{POP DIRECTIONAL FORMATTING}",
-    "שלום",
-    "👨\N{ZERO WIDTH JOINER}👩\N{ZERO WIDTH JOINER}👧",
-    "<|im_end|>",
-    "&lt;b&gt;",
-    "line\nbreak",
-]
 
 
 def test_a_page_on_this_machine_is_known(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -768,3 +785,950 @@ def test_what_is_sent_for_an_event_is_small(page: Page, script: Script) -> None:
     events = len(script.entries)
     assert len(sizes) < events, json.dumps([len(sizes), events])
     assert sum(sizes) / events < 250  # of a message there may be many, on a busy machine
+
+
+# A race is measured at full speed and shown at a pace: the clock, the guesses, the figures of each lane -----
+
+Open = Callable[..., Page]
+PROMPT = "one two three four five six seven"
+# The clock of the show is the test's: `tick` moves it by that many seconds, however busy the machine is.
+CLOCK = """
+  let now = performance.now();
+  performance.now = () => now;
+  window.pass = (seconds) => (now += 1000 * seconds);
+  window.tick = (seconds) => { pass(seconds); window.specdemo.race.show.tick(); };
+  window.frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+"""
+MOVED = """
+  window.shifts = [];
+  new PerformanceObserver((list) => window.shifts.push(...list.getEntries().flatMap((entry) =>
+    entry.sources.map(({ node, previousRect: a, currentRect: b }) => [node?.className, a.x, a.y, b.x, b.y]))))
+    .observe({ type: "layout-shift", buffered: false });
+"""
+
+
+@pytest.fixture
+def first(visit: Visit) -> Open:
+    """Opens the page as a new visitor, on a clock that only `tick` moves, unless it is not to be `frozen`."""
+
+    def open_page(query: str = "", pace: str | None = None, frozen: bool = True, **options: Any) -> Page:
+        query = f"?prompt={PROMPT.replace(' ', '+')}{query}"
+        page = visit(query, motion=True, until="[data-stage=ready]", **options)
+        if pace:
+            page.select_option("#race .sd-pace", pace)
+        if frozen:
+            page.evaluate(f"() => {{ {CLOCK} }}")
+        return page
+
+    return open_page
+
+
+@pytest.fixture
+def moving(page: Page) -> Iterator[Open]:
+    """Has a page that tests share show its races on such a clock."""
+
+    def prepare(max_new_tokens: int, pace: str = "slow") -> Page:
+        page.emulate_media(reduced_motion="no-preference")
+        page.select_option("#race .sd-pace", pace)
+        page.fill("#prompt textarea", PROMPT)
+        fill(page, max_new_tokens=max_new_tokens)
+        page.evaluate(f"() => {{ {CLOCK} }}")
+        return page
+
+    yield prepare
+    page.evaluate("delete performance.now")
+    skip = page.locator("#race .sd-skip")
+    if skip.is_enabled():
+        skip.click()
+    page.emulate_media(reduced_motion="reduce")
+
+
+def tick(page: Page, seconds: float) -> None:
+    page.evaluate("async (seconds) => { tick(seconds); await frame(); }", seconds)
+
+
+def shown(page: Page, lane: str) -> int:
+    return sum(code not in "xug" for _, code in tokens_shown(page, lane))
+
+
+def stats_of(script: Script) -> dict[str, Stats]:
+    return {
+        lane: Stats.of(entry.event for entry in script.entries if entry.lane == lane) for lane in (PLAIN, SPECULATIVE)
+    }
+
+
+def large(page: Page, lane: str) -> list[str]:
+    return page.locator(f"#race [data-lane={lane}] .sd-large b").all_inner_texts()
+
+
+def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(first: Open, script: Script) -> None:
+    page = first("&max_new_tokens=60")
+    run(page, until="showing")
+    stats = stats_of(script)
+    alone, drafted = stats[PLAIN].seconds, stats[SPECULATIVE].seconds
+    assert sentence(page) == f"Measured: alone in {alone:.2f} s, with prompt-lookup in {drafted:.2f} s."
+    assert script.open_races == 0  # the engine is free, whatever is still to be shown
+    scale = f"Slowed down {12 / alone:.1f}×. The clocks show the measured time."
+    assert page.locator(".sd-scale").inner_text() == scale
+    tick(page, 6 - page.evaluate("specdemo.race.show.time") * 12 / alone)
+    assert page.locator("#race [data-lane=plain] .sd-clock").inner_text() == f"{alone / 2:.2f} s"
+    assert 0.4 * 60 < shown(page, PLAIN) < 0.6 * 60
+    tick(page, 5.9)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "showing"
+    tick(page, 0.11)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+        assert large(page, lane) == [str(stats[lane].rounds + 1), "60", f"{stats[lane].tokens_per_second:.1f}"]
+    assert tells(sentence(page), "tokens target")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", ["rounds", pytest.param("once", marks=pytest.mark.slow)])
+def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pace: str) -> None:
+    page = moving(12, pace=pace)
+    run(page, until="ended" if pace == "once" else "showing")
+    tick(page, 0.01)
+    if pace != "once":
+        page.click(".sd-skip")
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
+    stats = stats_of(script)
+    assert [large(page, lane)[0] for lane in stats] == [str(lane.rounds + 1) for lane in stats.values()]
+    clocks = page.locator("#race .sd-clock").all_inner_texts()
+    assert clocks == [f"{lane.seconds:.2f} s" for lane in stats.values()]
+
+
+@pytest.mark.slow
+def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(first: Open, script: Script) -> None:
+    page = first("&max_new_tokens=24")
+    page.select_option("#race .sd-pace", "real")
+    page.reload()
+    page.locator("[data-stage=ready]").wait_for()
+    page.evaluate(f"() => {{ {CLOCK} }}")
+    expect(page.locator("#race .sd-pace")).to_have_value("real")
+    run(page, until="showing")
+    assert tells(page.locator(".sd-scale").inner_text(), "Shown real measured")
+    before = page.evaluate("specdemo.race.show.time")
+    tick(page, 0.1)
+    assert page.evaluate("specdemo.race.show.time") == pytest.approx(before + 0.1)
+    tick(page, stats_of(script)[PLAIN].seconds)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+
+
+def test_it_goes_on_round_by_round(moving: Open, script: Script) -> None:
+    page = moving(24, pace="rounds")
+    run(page, until="showing")
+    rounds = [entry for entry in script.entries if entry.lane == SPECULATIVE]
+    tick(page, 5)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:1], SPECULATIVE)
+    page.keyboard.press("n")
+    tick(page, 0.5)  # the draft stands, and the target reads it
+    guesses = [text for text, code in tokens_shown(page, SPECULATIVE) if code == "g"]
+    assert len(guesses) == 4
+    expect(page.locator("#race .sd-next")).to_be_disabled()
+    tick(page, 5)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:2], SPECULATIVE)
+    page.click("#race .sd-next")
+    tick(page, 5)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:3], SPECULATIVE)
+    alone, drafted = page.evaluate("Object.values(specdemo.race.lanes).map(({ tokens }) => tokens)")
+    assert drafted > alone
+    assert page.locator("#race .sd-speed").inner_text().startswith(f"+{drafted - alone}\ntokens ahead")
+    for _ in rounds:
+        tick(page, 5)
+        page.keyboard.press("n")
+    tick(page, 20)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+
+
+def test_stop_ends_the_show(moving: Open, script: Script) -> None:
+    page = moving(24)
+    run(page, until="showing")
+    page.click("#stop")
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
+    assert not headline(page).startswith("Stopped")
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+@pytest.mark.slow
+def test_another_race_ends_the_show(moving: Open, script: Script) -> None:
+    page = moving(24)
+    run(page, until="showing")
+    page.fill("#prompt textarea", "alpha beta")
+    page.click("#run")
+    expect(page.locator("#race [data-lane=plain] .sd-text")).to_have_text("")  # what was shown was cleared away
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    tick(page, 13)
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+    assert len(script.races) == 2
+
+
+@pytest.mark.slow
+def test_what_is_not_measured_yet_is_waited_for(first: Open, script: Script) -> None:
+    page = first("&max_new_tokens=24", pace="real")
+    script.gate.clear()
+    page.click("#run")
+    page.locator("#race .sd-arena[data-state=waiting]").wait_for()
+    assert shown(page, PLAIN) == 0
+    script.gate.set()
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    tick(page, 9)
+    assert shown(page, PLAIN) == shown(page, SPECULATIVE) == 24
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[[float], None]:
+    """Has the engine share its cores with the page, which then hears of a race at that interval."""
+
+    def crowd(seconds: float) -> None:
+        monkeypatch.setattr(race_run, "has_every_core", lambda loaded: True)
+        monkeypatch.setattr(script.used, "_pauses", Pauses(local=seconds))
+
+    return crowd
+
+
+@pytest.mark.slow
+def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
+    moving: Open, script: Script, crowded: Callable[[float], None]
+) -> None:
+    crowded(60)
+    script.pace = 0.02
+    page = moving(24, pace="real")
+    run(page, until="running")
+    assert tells(sentence(page), "Measuring race")
+    assert tokens_shown(page, PLAIN) == []
+    page.evaluate("pass(5)")  # which the engine takes
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    begin, *_ = (entry.event for entry in script.entries if entry.lane == PLAIN)
+    begins = page.evaluate("specdemo.race.show.time")
+    assert begins <= engine_seconds(begin)
+    tick(page, 0.1)
+    assert page.evaluate("specdemo.race.show.time") == pytest.approx(begins + 0.1)
+    tick(page, stats_of(script)[PLAIN].seconds)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+@pytest.mark.slow
+def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
+    page: Page, script: Script, crowded: Callable[[float], None]
+) -> None:
+    crowded(0.2)
+    script.pace = 0.01
+    fill(page, max_new_tokens=2000)
+    run(page, "one two three", until="running")
+    page.locator("[data-lane=speculative] .tok").nth(5).wait_for()
+    assert tells(sentence(page), "Measuring race")
+    page.click("#stop")
+    page.locator("#race .sd-arena[data-state=ended]").wait_for()
+    assert headline(page).startswith("Stopped. ")
+    assert script.open_races == 0
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.slow), (390, True)])
+def test_rejected_guesses_stay_beside_their_correction_and_nothing_moves(
+    moving: Open, script: Script, width: int, dark: bool
+) -> None:
+    page = moving(120)
+    page.set_viewport_size({"width": width, "height": 900})
+    if dark:
+        page.click(".sd-dark")
+    page.locator("#race .sd-pane").first.scroll_into_view_if_needed()
+    run(page, until="showing")
+    tick(page, 1.5)
+    page.evaluate(MOVED)
+    kept = page.locator("#race [data-lane=speculative] .tok.r").first
+    pane = page.locator("#race [data-lane=speculative] .sd-pane")
+
+    def place() -> list[float]:
+        """Where it stands in its text, and how large it is."""
+        return kept.evaluate(
+            """(token, pane) => {  // a narrow page scrolls to the arena meanwhile
+                const { x, y, width, height } = token.getBoundingClientRect();
+                return [x, y - pane.getBoundingClientRect().y + pane.scrollTop, width, height];
+            }""",
+            pane.element_handle(),
+        )
+
+    before = place()
+    seen = set()
+    for _ in range(5):
+        tick(page, 0.5)
+        seen |= {code for _, code in tokens_shown(page, SPECULATIVE)}
+        assert place() == pytest.approx(before, abs=1)
+    assert seen >= {"a", "r", "x", "g"}
+    assert page.evaluate("window.shifts") == []
+    page.mouse.move(0, 0)
+    page.keyboard.press("Escape")
+    pairs = page.locator("#race [data-lane=speculative] .sd-pair:has(.r)")
+    lines = pairs.evaluate_all(
+        """pairs => pairs.map((pair) => {
+            const boxes = (code) => [...pair.querySelector(`:scope > .${code}`).getClientRects()];
+            const [wrong, right] = [boxes("x"), boxes("r")];
+            const [before, after] = [wrong.at(-1), right[0]];
+            return [wrong.length, before.left < after.left && before.top < after.bottom && after.top < before.bottom];
+        })"""
+    )
+    assert len(lines) > 3
+    assert {tuple(line) for line in lines} == {(1, True)}  # on one line
+    rejected = pairs.first.locator(".x")
+    expect(rejected).to_be_visible()
+    page.keyboard.press("h")
+    expect(rejected).to_be_hidden()
+    page.keyboard.press("h")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert serious(page, "#race") == []
+
+
+def test_the_end_of_text_token_is_a_mark_and_text_that_looks_like_it_is_not(page: Page) -> None:
+    fill(page, max_new_tokens=6)
+    run(page, "say <|im_end|> now")
+    assert "<|im_end|>" in page.locator("#race [data-lane=plain] .sd-text").inner_text()
+    assert page.locator("#race .tok.end").count() == 0
+    page.get_by_role("tab", name="Replay").click()
+    page.locator(".sd-play:enabled").wait_for()
+    page.select_option(".sd-which", next(name for name in GREEDY if name.startswith("code-")))
+    page.locator(".sd-play:enabled").wait_for()
+    page.evaluate("document.activeElement.blur()")
+    ends = page.locator("#replay .tok.end")
+    page.keyboard.press("End")
+    expect(ends).to_have_count(2)
+    assert (
+        ends.evaluate_all("ends => ends.map((end) => [end.textContent, getComputedStyle(end).fontSize])")
+        == [["<|im_end|>", "0px"]] * 2
+    )
+
+
+@pytest.mark.slow  # it is about real time, which is scarce where tests run side by side
+def test_two_thousand_tokens_in_real_time_end_when_they_are_measured(
+    first: Open, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("PASS", 0.0025), ("DEARER_PASS", 0.0023), ("DRAFT", 0.0002)):  # 400 tokens in a second
+        monkeypatch.setattr(scripted, f"{name}_SECONDS", seconds)
+    script.real = True
+    page = first("&max_new_tokens=1000", pace="real", frozen=False)
+    page.evaluate("""() => {
+        window.at = {};
+        const look = () => (window.at[specdemo.race.root.dataset.state] ??= performance.now());
+        new MutationObserver(look).observe(specdemo.race.root, { attributes: true });
+        const { measured } = specdemo.race;
+        specdemo.race.measured = function (end) { window.measured = performance.now(); measured.call(this, end); };
+    }""")
+    run(page)
+    late = page.evaluate("window.at.ended - window.measured")
+    print(f"{2000 / (script.ended_at - script.began_at):.0f} tokens/s, late by {late:.0f} ms")
+    assert script.ended_at - script.began_at < 6
+    assert 0 <= late < 300
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+# Drafts that branch, on the page: chosen in the form, shown where they were tried, and stepped through ------
+
+TREE = "?drafter=ngram&k=40&tree=true&prompt=one+two+three+four+five&max_new_tokens=24"
+LANE = "#race [data-lane=speculative]"
+
+
+def rounds_of(script: Script) -> list[Round]:
+    return [e.event for e in script.entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
+
+
+def test_a_tokens_text_is_read_behind_the_one_it_follows() -> None:
+    """The bytes of one character on two branches: the text of a token must not depend on the branch before it."""
+
+    class Bytes:
+        def decode(self, ids: list[int], **_: object) -> str:
+            return bytes(ids).decode("utf-8", "replace")
+
+    snow, ice = "é".encode(), "è".encode()
+    text = LaneText(Bytes(), [*b"one "])
+    tree = [(snow[0], -1), (snow[1], 0), (ice[1], 0), (ord("x"), -1)]
+    drafted = tuple(DraftedToken(token, DraftOutcome.REJECTED, parent=parent) for token, parent in tree)
+    spans = text.read(Round(0, drafted, (Token(ord("a"), TokenKind.RESAMPLED),), 0.0, 0.0, 0.0))
+    assert spans.drafted == ("", "é", "è", "x")
+
+
+@pytest.mark.slow
+def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script: Script) -> None:
+    page = visit(TREE + "&lane2=prompt-lookup&k2=tree-8&lane3=ngram&k3=2")
+    settings(page)
+    box, k = page.locator("#tree input"), page.locator("#k input[type=number]")
+    expect(box).to_be_checked()
+    expect(k).to_have_value("40")
+    assert granted(page)
+    query = parse_qs(urlsplit(page.evaluate("navigator.clipboard.readText()")).query)
+    assert (query["tree"], query["k"], query["k2"]) == (["true"], ["40"], ["tree-8"])
+    run(page)
+    assert (script.settings[-1].tree, script.settings[-1].k) == (True, 40)
+    titles = ["Target alone", "ngram, trees of 40", "prompt-lookup, trees of 8", "ngram, K 2"]
+    assert page.locator("#race .sd-lane h2").all_inner_texts() == titles
+    with page.expect_download() as download:
+        shared(page, "trace")
+    header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
+    assert [(lane.get("tree"), lane.get("k")) for lane in header["lanes"][1:]] == [(True, 40), (True, 8), (False, 2)]
+    box.uncheck()
+    expect(k).to_have_value("16")  # the longest chain
+    page.locator("#k input[type=range]").evaluate("range => range.max === '16'")
+    box.check()
+    page.locator("#drafter input").fill("none")
+    page.locator("#drafter input").press("Enter")
+    expect(box).to_be_disabled()
+    expect(box).not_to_be_checked()
+
+
+@pytest.fixture(scope="module")
+def ended_trees(chromium: Browser, tabs: Tabs, server: tuple[str, Script]) -> Iterator[tuple[Page, list[Round]]]:
+    url, script = server
+    script.reset()
+    with visits(chromium, tabs, url) as visit:
+        page = visit(TREE + "&temperature=0.5")
+        run(page)
+        yield page, rounds_of(script)
+
+
+@pytest.fixture
+def raced_trees(ended_trees: tuple[Page, list[Round]], script: Script) -> tuple[Page, list[Round]]:
+    """A page whose race of trees is over, and the rounds of the drafted lane."""
+    ended_trees[0].get_by_role("tab", name="Race").click()
+    return ended_trees
+
+
+@pytest.mark.slow
+def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced_trees: tuple[Page, list[Round]]) -> None:
+    page, rounds = raced_trees
+    assert page.locator(f"{LANE} h2").inner_text() == "With ngram, trees of 40"
+    assert page.locator(f"{LANE} .sd-strip-row b").inner_text() == f"{sum(len(r.drafted) for r in rounds)} nodes"
+    emitted = page.locator(f"{LANE} .sd-text .tok:is(.a, .r, .b, .t)")
+    assert "".join(emitted.all_inner_texts()).startswith("one two three four five")
+
+    fork = page.locator(f"{LANE} .sd-rd").nth(1).locator(".sd-fork").nth(1)  # one token passed, two failed after it
+    ghost, tip = fork.locator(".sd-ghost"), page.locator(".sd-tip.open")
+    expect(fork.locator(".sd-pair > .x")).to_be_visible()  # the likelier one
+    expect(ghost).to_be_hidden()
+    fork.locator(".sd-pair > .r").hover()
+    expect(ghost).to_be_visible()
+    assert ghost.locator(".tok").count() == 1
+    expect(page.locator(f"{LANE} .sd-ghost:visible")).to_have_count(1)  # none of another place
+    assert tells(tip.inner_text(), "draft branches")
+    last = [token for token in rounds[1].drafted if token.parent == 2]  # after the accepted token
+    assert tip.locator(".sd-tree li").count() == len(last) == 2
+    assert tip.locator(".sd-tree li").first.locator(".tok").evaluate_all("all => all.map(t => t.classList[1])") == [
+        "x",
+        "u",
+    ]
+    assert "min(1, p/q)" not in tip.inner_text()
+    page.keyboard.press("Escape")
+    page.locator(f"{LANE} .sd-pane").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")  # the first token, then the two of the first round's place
+    expect(tip).to_be_visible()
+    assert page.evaluate("document.activeElement.closest('.sd-fork') !== null")
+
+
+def test_a_round_is_stepped_through_as_a_tree(raced_trees: tuple[Page, list[Round]]) -> None:
+    page, rounds = raced_trees
+    event = rounds[1]  # one token passes, then two fail
+    page.locator("#race .sd-again").click()
+    page.locator(".sd-play:enabled").wait_for()
+    page.keyboard.press("t")
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".sd-steps li")).to_have_text(["draft", "test 1", "test 2", "cache"])
+    nodes = page.locator(".sd-step .sd-node")
+    assert nodes.count() == len(event.drafted)
+    assert codes(page) == [""] * len(event.drafted)
+    assert f"a tree of {len(event.drafted)} tokens" in page.locator(".sd-step-words").inner_text()
+    assert "q 0.25" in nodes.first.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert tells(page.locator(".sd-step-words").inner_text(), "2 accepted")
+    assert sorted(codes(page)) == sorted(["a", "x", "u", "", "", "", ""])
+    assert "p 0.125" in nodes.first.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert tells(page.locator(".sd-step-words").inner_text(), "2 drafted")
+    assert sorted(codes(page)) == sorted([*(CODES[token.outcome] for token in event.drafted), "r"])
+    page.keyboard.press("ArrowRight")
+    kept, trimmed = page.locator(".sd-kept").count(), page.locator(".sd-trimmed").count()
+    assert (kept, trimmed) == (2, len(event.drafted) - 1)  # the pending token and the one that passed
+
+
+def codes(page: Page) -> list[str]:
+    """What the tree says of each of its nodes."""
+    return page.locator(".sd-step .sd-node .sd-chip-of").evaluate_all("all => all.map(chip => chip.classList[2] ?? '')")
+
+
+@pytest.mark.slow
+def test_a_tree_moves_nothing_and_reads_well_on_a_phone(visit: Visit, script: Script) -> None:
+    page = visit(TREE, width=390, before=SHIFTS)
+    run(page)
+    left, right = page.locator(f"{LANE} .sd-fork .tok.r").first.evaluate(
+        """token => {  // at once, because scrolling, which may go on here, hides it
+            token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+            const { left, right } = document.querySelector(".sd-tip.open:has(.sd-tree)").getBoundingClientRect();
+            return [left, right];
+        }"""
+    )
+    assert 0 <= left < right <= 390
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.shifts") == []
+    page.locator("#race .sd-again").click()
+    page.locator(".sd-play:enabled").wait_for()
+    page.locator(".sd-through").click()
+    for _ in range(3):
+        page.get_by_role("button", name="Next step").click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert serious(page) == []
+
+
+@pytest.mark.slow
+def test_a_preset_begins_with_trees_and_goes_on_with_chains_where_there_can_be_none(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = replace(PRESETS["other"], defaults=Defaults("prompt-lookup", AUTO, max_new_tokens=24, tree=True))
+    monkeypatch.setitem(PRESETS, "other", begun)
+    page = visit()
+    settings(page)
+    box = page.locator("#tree input")
+    expect(box).not_to_be_checked()
+    choose_preset(page, begun.title)
+    expect(box).to_be_checked()
+    run(page, "one two three")
+    assert (script.settings[-1].tree, script.settings[-1].k) == (True, AUTO)
+    assert page.locator(f"{LANE} h2").inner_text() == "With prompt-lookup, trees, K auto"
+    script.loads[-1].chains_only = "it is too old"
+    run(page, "one two three")
+    assert script.settings[-1].tree is False
+    assert page.locator(f"{LANE} h2").inner_text() == "With prompt-lookup"
+    assert tells(sentence(page), "chains trees")
+    call = {"prompt": "one two", "preset": "other", "api_name": "/compare"}
+    client = Client(page.url, verbose=False, analytics_enabled=False)
+    assert client.predict(**call)["sentence"].endswith("it is too old.")
+    script.loads[-1].chains_only = None
+    for given, tree in ({}, True), ({"tree": False}, False):
+        client.predict(**call, **given)
+        assert script.settings[-1].tree is tree
+    client.close()
+
+
+@pytest.mark.slow
+def test_a_head_that_is_always_wrong_is_doubted_on_the_page_with_the_causes_in_order(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = script.loads[-1]
+    monkeypatch.setattr(loaded, "head_formats", {"eagle": "EAGLE-3"})
+    monkeypatch.setattr(loaded, "parts", replace(loaded.parts, head_files={"eagle": Path("a head")}))
+    page = visit("?drafter=eagle&tree=true&prompt=one+two+three&max_new_tokens=60")
+    run(page)
+    told = sentence(page)
+    assert tells(told, "0% EAGLE-3 65% 85%")
+    assert told.endswith(f" Likely causes, in this order: {', '.join(CAUSES)}.")
+
+
+# What the page opens with: a recorded race that explains itself; and the lanes that a visitor adds to a race
+
+HEADER, ENTRIES = read_trace(lines_of(OPENING))
+PASSES = {
+    lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
+}
+PASS = (
+    "One pass of the target, a run of the whole language model, checks them all. "
+    "It takes little longer than for one token."
+)
+WRONG, RIGHT = "wrong", "right"
+SCENES = [  # the round in front of the lanes, its phase, and the caption
+    (WRONG, "guess", "A drafter, a small, fast helper, guesses the next tokens: words or parts of words."),
+    (WRONG, "read", PASS),
+    (WRONG, "keep", "It keeps each guess it would have written: accepted."),
+    (
+        WRONG,
+        "replace",
+        "The first wrong guess is rejected; the target's own token replaces it: corrected. "
+        "Later guesses are dropped: untested.",
+    ),
+    (RIGHT, "read", "Another round: the drafter guesses, and one pass checks it all."),
+    (RIGHT, "add", "If all are right, the same pass gives one more token: bonus."),
+    (None, None, "Now the race. Alone, the target needs a pass for every token; with the drafter, fewer passes do."),
+    (None, None, "Every word is checked by the target, so the text stays the same. Only the time gets less."),
+]
+CAPTIONS = [words for _, _, words in SCENES]
+EXPLAINED = [  # what stands there at the end
+    "The drafter guesses the next tokens.",
+    "One pass of the target checks them all.",
+    "Right guesses are accepted.",
+    "The first wrong one is rejected; the target's own token takes its place: corrected. Later ones are untested.",
+    "If all are right, there is one more token: bonus.",
+]
+RESULT = f"The target wrote the same text in {PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}."
+# The clock of the opening is the test's, however busy the machine is.
+FRAMES = """() => {
+  let now = performance.now();
+  performance.now = () => now;
+  window.frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  window.tick = (seconds) => { now += 1000 * seconds; window.specdemo.race.opening.tick(); return frame(); };
+}"""
+
+
+@pytest.fixture(scope="module")
+def page_of_the_opening(chromium: Browser, tabs: Tabs, server: tuple[str, Script]) -> Iterator[Page]:
+    with visits(chromium, tabs, server[0]) as visit:
+        page = visit(motion=True, until="#race .sd-arena[data-state=opening]")
+        page.evaluate(FRAMES)
+        yield page
+
+
+@pytest.fixture
+def opening(page_of_the_opening: Page, script: Script) -> Page:
+    """A page that tests share, on which the opening begins again, on a clock that only `tick` moves."""
+    page_of_the_opening.set_viewport_size({"width": 1280, "height": 900})
+    page_of_the_opening.evaluate("specdemo.race.opening.play(), frame()")
+    page_of_the_opening.evaluate(MOVED)
+    return page_of_the_opening
+
+
+def caption(page: Page) -> str:
+    return page.locator("#race .sd-sentence").inner_text()
+
+
+def kinds(page: Page, lane: str = SPECULATIVE) -> str:
+    return "".join(code for _, code in tokens_shown(page, lane))
+
+
+def test_the_recording_is_a_race_of_what_the_form_begins_with() -> None:
+    prompts = load_prompts()
+    assert HEADER["prompt"] == next(iter(prompts.values()))[0]
+    defaults = load_presets()[0][DEFAULT_PRESET].defaults
+    assert (HEADER["preset"], HEADER["drafter"]) == (DEFAULT_PRESET, defaults.drafter)
+    assert (HEADER["settings"]["k"], HEADER["settings"]["rule"]) == (defaults.k, "match")
+    assert playable(HEADER, ENTRIES)["end"]["exactness"]["mark"] == "same"
+
+
+def test_something_real_moves_before_gradio_has_made_the_page_and_before_any_model_is_loaded(
+    tabs: Tabs, url: str, unloaded: Script
+) -> None:
+    page, held, troubles = tabs.take(motion=True), list[Route](), list[str]()
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.route("**/assets/core-*.js", hold)  # of Gradio
+    with listening(page, troubles):
+        page.goto(url, wait_until="commit")
+        arena = page.locator(".sd-ahead .sd-arena[data-state=opening]")
+        arena.wait_for()
+        page.evaluate(FRAMES)
+        page.evaluate(SHIFTS)
+        page.evaluate("tick(1)")
+        expect(page.locator(".sd-ahead .sd-figure .sd-chip-of").first).to_be_visible()
+        assert serious(page, ".sd-ahead") == []
+        place = arena.bounding_box()
+        page.get_by_role("button", name="Skip").focus()
+        for route in held:
+            route.continue_()
+        page.locator("#race .sd-arena[data-state=opening]").wait_for()
+        assert page.locator(".sd-ahead").count() == 0
+        assert page.locator("#race .sd-arena").bounding_box() == place
+        expect(page.get_by_role("button", name="Skip")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("#race .sd-captions li")).to_have_count(5)
+        assert page.evaluate("window.shifts") == []
+    assert unloaded.loads == troubles == []
+    tabs.give_back(page)
+
+
+@pytest.mark.slow
+def test_the_page_does_without_a_recording(tabs: Tabs, url: str, script: Script) -> None:
+    page = tabs.take(motion=True)
+    page.route("**/recordings/*", lambda route: route.abort())
+    page.goto(url)
+    run(page, until="showing")
+    tabs.give_back(page)
+
+
+def rounds_explained() -> dict[str, list[tuple[str, str]]]:
+    """The tokens, and what became of them, of a round with several right guesses, a wrong one and some after it, and of
+    one with right ones only."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for entry in ENTRIES:
+        if entry.lane == SPECULATIVE and isinstance(entry.event, Round):
+            tokens = [(text, code) for text, code in tokens_of([entry], SPECULATIVE)]
+            written = "".join(code for _, code in tokens)
+            if all(text.strip() and "\n" not in text for text, _ in tokens):
+                if re.match("aa+xu", written):
+                    found.setdefault(WRONG, tokens)
+                if re.fullmatch("aa+b", written):
+                    found[RIGHT] = tokens
+    return found
+
+
+def tiles(page: Page) -> list[tuple[str, str]]:
+    shown = page.locator("#race .sd-figure:not([hidden]) .sd-chip-of").evaluate_all(
+        "tiles => tiles.map((tile) => [tile.textContent, tile.classList[2] ?? ''])"
+    )
+    return [(text, code if code != "on" else "") for text, code in shown]
+
+
+def test_two_real_rounds_are_shown_large_and_then_the_race(opening: Page) -> None:
+    page, rounds = opening, rounds_explained()
+    for at, (name, phase, words) in enumerate(SCENES):
+        seconds = page.evaluate(f"specdemo.race.opening.scenes[{at}][2]")
+        page.evaluate("seconds => tick(seconds)", seconds / 2)
+        assert caption(page) == words
+        if name:
+            known = {"keep": "a", "replace": "axur", "add": "ab"}.get(phase or "", "")
+            last = "" if known in ("", "a") else "rb"
+            expected = [(text.strip(), code if code in known else "") for text, code in rounds[name]]
+            *drafted, drawn = expected
+            wrong = [token for token in drafted if token[1] != "r"]
+            assert tiles(page) == [*wrong, *([drawn] if last else [])]
+            assert kinds(page) == "t"
+        else:
+            assert tiles(page) == []
+            assert len(tokens_shown(page, PLAIN)) < len(tokens_shown(page, SPECULATIVE))
+        page.evaluate("seconds => tick(seconds)", seconds)
+    assert caption(page) == RESULT
+    expect(page.locator("#race .sd-badge")).to_have_text("Same text, word for word")
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(ENTRIES, lane)
+
+
+def test_it_is_held_and_goes_on(opening: Page) -> None:
+    page = opening
+    for hold in (lambda: page.keyboard.press("Space"), lambda: page.get_by_role("button", name="Pause").click()):
+        page.evaluate("document.activeElement.blur(), specdemo.race.opening.play(), frame()")
+        page.evaluate("tick(1)")
+        hold()
+        expect(page.locator("#race .sd-hold")).to_have_text("Go on")
+        states = page.locator("#race .sd-figure").evaluate(
+            "figure => figure.getAnimations({subtree: true}).map((animation) => animation.playState)"
+        )
+        assert "running" not in states
+        page.evaluate("tick(60)")
+        assert caption(page) == CAPTIONS[0]
+        page.locator("#race .sd-hold").click()
+        page.evaluate("tick(1)")
+        assert caption(page) == CAPTIONS[0]
+        page.evaluate("tick(1)")
+        assert caption(page) == CAPTIONS[1]
+
+
+def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Page) -> None:
+    page = opening
+    page.locator("#prompt textarea").focus()
+    for skip in (lambda: page.keyboard.press("Escape"), lambda: page.get_by_role("button", name="Skip").click()):
+        skip()
+        expect(page.locator("#race .sd-captions li")).to_have_count(5)
+        assert caption(page) == RESULT
+        tokens = tokens_of(ENTRIES, SPECULATIVE)
+        expect(page.locator("#race [data-lane=speculative] .sd-text .tok")).to_have_count(len(tokens))  # once drawn
+        assert tokens_shown(page, SPECULATIVE) == tokens
+        page.get_by_role("button", name="Again").click()
+        expect(page.locator("#race .sd-sentence")).to_have_text(CAPTIONS[0])
+        assert kinds(page) == "t"
+
+
+def test_run_ends_it(visit: Visit, script: Script) -> None:
+    script.gate.clear()
+    page = visit(motion=True, until="#race .sd-arena[data-state=opening]")
+    page.evaluate(FRAMES)
+    page.evaluate("specdemo.race.opening.play(), frame()")
+    page.evaluate("tick(2)")
+    expect(page.locator("#prompt textarea")).to_have_value(PROMPTS["facts"][0])  # so that there is something to run
+    page.click("#run")
+    page.locator("#race .sd-arena[data-state=waiting]").wait_for()
+    assert tokens_shown(page, PLAIN) == tokens_shown(page, SPECULATIVE) == []
+    assert {*page.locator("#race .sd-legend b").all_inner_texts()} == {"0"}
+    shown = page.locator("#race .sd-arena").inner_text()
+    assert caption(page).startswith("Waiting")
+    assert not any(words in shown for words in ("recording", "lookup-eagle", "K auto", "of 128 tokens", "GB/s"))
+    expect(page.locator("#race .sd-skip")).to_be_disabled()
+    script.gate.set()
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    page.get_by_role("button", name="Skip").click()
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+    page.evaluate("specdemo.race.opening.timer = null")
+    assert tells(sentence(page), "tokens target")
+
+
+def test_whoever_wants_no_motion_sees_the_end_and_all_captions(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.locator("#race .sd-arena[data-state=opened]").wait_for()
+    shown = page.locator("#race .sd-captions").inner_text()
+    places = [shown.index(words) for words in EXPLAINED]
+    assert places == sorted(places)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(ENTRIES, SPECULATIVE)
+    assert page.evaluate("specdemo.race.opening.timer === undefined")
+    page.get_by_role("button", name="Again").click()  # as stills
+    expect(page.locator("#race .sd-sentence")).to_have_text(CAPTIONS[0])
+    assert len(tiles(page)) == len(rounds_explained()[WRONG]) - 1
+    assert page.evaluate("document.querySelector('#race .sd-figure').getAnimations({subtree: true}).length") == 0
+    run(page)
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two")
+    expect(page.locator("#race .sd-sentence")).to_have_text("The form was filled in from a link.")
+    assert page.evaluate("specdemo.race.opening === undefined")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), pytest.param(390, True, marks=pytest.mark.slow)])
+def test_nothing_moves_and_axe_finds_nothing_serious(opening: Page, width: int, dark: bool) -> None:
+    page = opening
+    page.set_viewport_size({"width": width, "height": 900})
+    if dark:
+        page.click(".sd-dark")
+    page.evaluate("specdemo.race.opening.play(), frame()")
+    page.evaluate(MOVED)  # from here on
+    tops = page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.getBoundingClientRect().top)")
+    assert max(tops) < 750  # on a phone, too: the form is below it
+    for _, _, seconds, *_ in page.evaluate("specdemo.race.opening.scenes")[:-1]:
+        page.evaluate("seconds => tick(seconds)", seconds)
+    assert serious(page, "#race") == []
+    page.keyboard.press("Escape")
+    expect(page.locator("#race .sd-captions li")).to_have_count(5)
+    page.evaluate("frame()")
+    assert page.evaluate("window.shifts") == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert serious(page, "#race") == []
+    if dark:
+        page.click(".sd-dark")  # as it was
+
+
+# More lanes -------------------------------------------------------------------------------------------------
+
+LANES = ["prompt-lookup:4", "ngram:2", "lookup-ngram:auto"]
+LINK = "?prompt=one+two+three+four+five+six+seven&max_new_tokens=60&k=4&lane2=ngram&k2=2&lane3=lookup-ngram&k3=auto"
+
+
+@pytest.mark.slow
+def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> None:
+    page = visit(f"{LINK}&__theme=light")
+    run(page)
+    names = [PLAIN, *LANES]
+    assert page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.dataset.lane)") == names
+    titles = ["Target alone", "prompt-lookup, K 4", "ngram, K 2", "lookup-ngram, K auto"]
+    expect(page.locator("#race .sd-lane h2")).to_have_text(titles)
+    stats = {lane: Stats.of(entry.event for entry in script.entries if entry.lane == lane) for lane in names}
+    rows = page.locator("#race .sd-table tbody tr").evaluate_all(
+        "rows => rows.map((row) => row.innerText.split(/\\s*\\t/))"
+    )
+    assert [row[0].strip() for row in rows] == titles
+    for row, (lane, found) in zip(rows, stats.items(), strict=True):
+        shown = page.locator(f'#race [data-lane="{lane}"] .sd-text .tok').evaluate_all(
+            "tokens => tokens.map((token) => [token.textContent, token.classList[1]])"
+        )
+        assert shown == tokens_of(script.entries, lane)
+        ratio = speed_up(stats[PLAIN], found)
+        assert row[1:4] == [f"{ratio:.2f}×" if ratio else "–", str(found.rounds + 1), f"{found.tokens_per_second:.1f}"]
+    best = max(speed_up(stats[PLAIN], stats[lane]) or 0 for lane in LANES)
+    expect(page.locator("#race .sd-ratio")).to_have_text(f"{best:.2f}×")
+    colours = [
+        page.locator(f"#race {part}").evaluate_all(
+            "parts => parts.map((part) => getComputedStyle(part).getPropertyValue('--sd-lane'))"
+        )
+        for part in (".sd-lane .sd-track i", ".sd-table tbody th", ".sd-time span")
+    ]
+    assert colours[0] == colours[1] == colours[2]
+    assert len({*colours[0]}) == 4
+    expect(page.locator("#race .sd-whose")).to_have_text("Counted in all 3 lanes with a drafter together.")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        card = page.locator("#race .sd-drafted").bounding_box()
+        assert card
+        cells = [
+            cell.bounding_box() for cell in page.locator("#race .sd-table :is(td, thead th:not(:first-child))").all()
+        ]
+        for cell in cells:  # 5 figures of 4 lanes, and their headings
+            assert cell
+            assert card["x"] < cell["x"]
+            assert cell["x"] + cell["width"] < card["x"] + card["width"]
+        assert len(cells) == 25
+        columns = {round(cell["x"] + cell["width"]) for cell in cells if cell}
+        assert len(columns) == 5  # below their headings
+        for part in page.locator("#race :is(.sd-lane, .sd-table, .sd-time)").all():
+            box = part.bounding_box()
+            assert box
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+        assert serious(page, "#race") == []
+        page.click(".sd-dark")  # for the second
+
+
+@pytest.mark.slow
+def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two+three+four+five")
+    settings(page)
+    page.click("#lanes button")
+    page.click("#lane2 input")
+    page.get_by_role("option", name=re.compile("· ngram$")).click()
+    page.click("#k2 input")
+    page.get_by_role("option", name="3", exact=True).click()
+    run(page)
+    expect(page.locator("#race .sd-lane h2")).to_have_text(["Target alone", "prompt-lookup, K 4", "ngram, K 3"])
+    page.click("#lane2 input")
+    page.get_by_role("option", name="No lane").click()
+    run(page)
+    expect(page.locator("#race .sd-lane h2")).to_have_text(["Target alone", "With prompt-lookup"])
+    expect(page.locator("#race .sd-table")).not_to_be_visible()
+    expect(page.locator("#race .sd-figures")).to_be_visible()
+
+
+def test_lanes_that_cannot_race_are_refused_in_words() -> None:
+    with refuses(BadInput, "prompt-lookup:4"):
+        asked_by_form(drafter="prompt-lookup", k=4, lane2="prompt-lookup", k2="4")
+
+
+@pytest.mark.slow
+def test_a_race_of_four_lanes_is_replayed(visit: Visit, script: Script) -> None:
+    page = visit(LINK)
+    run(page)
+    page.click("#race .sd-again")
+    page.locator("#replay .sd-play:enabled").wait_for()
+    expect(page.locator("#replay .sd-lane h2")).to_have_text(["Target alone", *LANES])
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("End")
+    page.locator("#replay .sd-arena[data-state=ended], #replay [data-state=ended]").first.wait_for()
+    for side, lane in zip(("speculative", "drafted-2", "drafted-3"), LANES, strict=True):
+        shown = page.locator(f"#replay [data-lane={side}] .sd-text .tok").evaluate_all(
+            "tokens => tokens.map((token) => [token.textContent, token.classList[1]])"
+        )
+        assert shown == tokens_of(script.entries, lane)
+
+
+# One race of the real default model on the page -------------------------------------------------------------
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_race_is_shown_as_it_was(visit: Visit) -> None:
+    engine = Engine(load_presets()[0], real_backend())
+    *_, status = engine.follow(DEFAULT_PRESET)
+    assert status.stage == "ready", status.words
+    prompts = load_prompts()
+    try:
+        with served_engine(engine, prompts) as url:
+            page = visit("?max_new_tokens=32&drafter=prompt-lookup", at=url)
+            page.get_by_role("button", name="quoting", exact=True).click()
+            page.get_by_role("button", name=prompts["quoting"][0]).click()
+            page.set_default_timeout(180_000)
+            run(page)
+            with page.expect_download() as download:
+                shared(page, "trace")
+            lines = download.value.path().read_text(encoding="utf-8").splitlines()
+            shown = {lane: tokens_shown(page, lane) for lane in (PLAIN, SPECULATIVE)}
+            facts = page.locator(".sd-facts").inner_text()
+    finally:
+        list(engine.stream(DEFAULT_PRESET, lambda loaded: (loaded.release() for _ in "1")))
+    header, entries = read_trace(lines)
+    assert header["prompt"] == prompts["quoting"][0]
+    assert header["weights"]["target"]
+    assert facts.startswith(header["environment"]["dtype"])
+    for lane in (PLAIN, SPECULATIVE):
+        assert shown[lane] == tokens_of(entries, lane)
+        assert shown[lane]

@@ -106,7 +106,8 @@ def test_words_name_the_cause_where_it_is_slower() -> None:
     texts[1:] = [replace(texts[1], passing=0.135), replace(texts[2], preparing=0.11)]
     here, second, _ = in_words(summarise(texts, methods), "2 cores read one memory for both")
     assert tells(here, "2.70 2 6.0 2.2")
-    assert f"That is because preparing for 6.0 outcomes takes 2.2 times as long as a pass. {SIMULATION}" in second
+    assert tells(second, "6.0 2.2")
+    assert SIMULATION in second
     apart, *_ = in_words(summarise(texts, methods))
     assert tells(apart, "6.0 2.2")
     texts[2] = text(methods[2], "a", 1.6, 15)
@@ -147,14 +148,14 @@ def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tm
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "values"),
     [
-        ("-k 0", "K is 1 to 16 here."),
-        ("--fan-outs 0", "The outcomes for each place are 1 to 16."),
-        ("--drafter eagle", "The drafter eagle cannot be used here: this preset ships no eagle head."),
-        ("--drafter layer-skip", "The drafter layer-skip cannot be used here: this preset names no layer to stop at."),
+        ("-k 0", "K 1 16"),
+        ("--fan-outs 0", "place 1 16."),
+        ("--drafter eagle", "eagle head."),
+        ("--drafter layer-skip", "layer-skip layer"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(command: Callable[..., Any], words: str, sentence: str) -> None:
+def test_what_cannot_be_measured_is_one_sentence(command: Callable[..., Any], words: str, values: str) -> None:
     status, _, err = command("lab", "ahead", "--preset", "nanogpt-shakespeare-large", *words.split())
-    assert (status, err) == (2, f"specdemo: {sentence}\n")
+    assert (status, err.count("\n"), tells(err, f"specdemo: {values}")) == (2, 1, True)

@@ -12,7 +12,7 @@ from specdemo.racing.explained import explained
 from specdemo.racing.trace import Entry, Spans
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 
-from ..sentences import gist, refuses
+from ..sentences import gist, refuses, tells
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 DRAFTED = (
@@ -52,20 +52,21 @@ def test_it_tells_what_was_drafted_and_written() -> None:
 @pytest.mark.parametrize(
     ("settings", "accepted", "rejected"),
     [
-        ({}, "It is the target's likeliest token here.", "It is not the target's likeliest token here."),
-        ({"temperature": 1.0}, "The target drew this token here", "The target drew another token here"),
+        ({}, "likeliest", "not likeliest"),
+        ({"temperature": 1.0}, "drew this", "drew another"),
         (
             {"temperature": 1.0, "rule": "rejection"},
-            "The number drawn, 0.250, is below min(1, p / q) = 1.000.",
-            "The number drawn, 0.750, is not below min(1, p / q) = 0.200.",
+            "0.250, below 1.000.",
+            "0.750, not 0.200.",
         ),
     ],
 )
 def test_the_reason_is_that_of_the_rule(settings: dict[str, Any], accepted: str, rejected: str) -> None:
     reasons = [guess["why"] for guess in found(**settings)["drafted"]]
-    assert reasons[0].startswith(accepted)
-    assert reasons[1].startswith(rejected)
-    assert reasons[2].startswith("Not tested")
+    assert tells(reasons[0], accepted)
+    assert not tells(reasons[0], "not")
+    assert tells(reasons[1], rejected)
+    assert tells(reasons[2], "Not tested")
 
 
 def test_a_tree_says_what_each_guess_follows() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -53,14 +52,11 @@ def test_lanes_are_read_as_a_person_writes_them() -> None:
     assert [lane.name for lane in lanes] == ["eagle:4", "ngram:auto", "eagle:tree-63"]
 
 
-SHAPE = (
-    "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, or for trees up to 63, as in "
-    "eagle:tree-8, and may end in :ahead, not "
-)
+SHAPE = "1 16 auto, eagle:4 ngram:auto, 63, eagle:tree-8, :ahead, "
 
 
 @pytest.mark.parametrize(
-    ("lanes", "sentence"),
+    ("lanes", "values"),
     [
         (["eagle"], f"{SHAPE}'eagle'."),
         (["eagle:0"], f"{SHAPE}'eagle:0'."),
@@ -71,18 +67,17 @@ SHAPE = (
         (["eagle:four"], f"{SHAPE}'eagle:four'."),
         (["eagle:4:4"], f"{SHAPE}'eagle:4:4'."),
         ([4], f"{SHAPE}4."),
-        (["none:4"], "The target alone races in any case: leave out the lane none:4."),
-        (["eagle:4", "eagle:4"], "The lane eagle:4 is given twice."),
-        (["eagle:04", "eagle:4"], "The lane eagle:4 is given twice."),
-        (["eagle:1", "eagle:2", "eagle:3", "eagle:4"], "At most 3 lanes with a drafter race the target alone, not 4."),
-        ([], "The lanes must be a list of texts like eagle:4, not []."),
-        ("eagle:4", "The lanes must be a list of texts like eagle:4, not 'eagle:4'."),
+        (["none:4"], "none:4."),
+        (["eagle:4", "eagle:4"], "eagle:4 twice."),
+        (["eagle:04", "eagle:4"], "eagle:4 twice."),
+        (["eagle:1", "eagle:2", "eagle:3", "eagle:4"], "3 4."),
+        ([], "list []."),
+        ("eagle:4", "list 'eagle:4'."),
     ],
 )
-def test_wrong_lanes_are_refused_in_one_sentence(lanes: Any, sentence: str) -> None:
-    with pytest.raises(BadInput) as refusal:
+def test_wrong_lanes_are_refused_in_one_sentence(lanes: Any, values: str) -> None:
+    with refuses(BadInput, values):
         read_lanes(lanes)
-    assert str(refusal.value) == sentence
 
 
 def test_a_lane_of_an_unknown_drafter_names_the_known_ones() -> None:
@@ -242,7 +237,7 @@ def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
     ratios = {name: verdict["speed_up"] for name, verdict in found["verdicts"].items()}
     fastest = max(ratios, key=lambda name: ratios[name] or 0)
     assert found["speed_up"] == ratios[fastest]
-    assert re.match(rf"The fastest lane is {fastest}(, tied with [\w:, -]+)?\. ", found["sentence"])
+    assert tells(found["sentence"].split(",")[0].split(". ")[0], fastest)
     assert found["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     lines = table(found, "draft-model").split("\n")
     assert lines[0].split() == ["target", "alone", *NAMES]

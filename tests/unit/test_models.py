@@ -260,13 +260,13 @@ def test_skipping_more_layers_than_there_are_is_refused(checkpoints: dict[str, P
     [
         (BadInput("Say something."), "Say something."),
         (LoadError("The weights are gone."), "The weights are gone."),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "lower max new tokens"),
-        (MemoryError(), "too little free memory"),
-        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "lower"),
+        (MemoryError(), "memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk"),
     ],
 )
 def test_a_failure_that_a_person_can_mend_is_a_sentence(error: Exception, words: str) -> None:
-    assert words in str(explain(error))
+    assert tells(explain(error), words)
 
 
 @pytest.mark.parametrize(

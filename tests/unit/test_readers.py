@@ -45,24 +45,24 @@ def test_rows_are_in_order_and_pair_the_groups() -> None:
 @pytest.mark.parametrize(
     ("ratio", "words"),
     [
-        (lambda size, repeat: 2 - size / 8 + repeat / 500, "eagle pays for up to 4 readers here (1.50 times"),
+        (lambda size, repeat: 2 - size / 8 + repeat / 500, "pays 4 1.50"),
         (
             lambda size, repeat: 2 - size / 8 + repeat / 500,
-            "From 16 readers on, do not speculate with it here (0.00 times",
+            "16 not 0.00",
         ),
-        (lambda size, repeat: 1.2, "eagle pays for up to 16 readers here (1.20 times"),
-        (lambda size, repeat: 0.9 + repeat / 500, "From 1 reader on, do not speculate with eagle here (0.90 times"),
-        (lambda size, repeat: (1.5, 1.2, 0.7)[repeat], "eagle seems to pay, which can be chance, for up to 16 readers"),
+        (lambda size, repeat: 1.2, "pays 16 1.20"),
+        (lambda size, repeat: 0.9 + repeat / 500, "1 not eagle 0.90"),
+        (lambda size, repeat: (1.5, 1.2, 0.7)[repeat], "eagle chance, 16"),
         (
             lambda size, repeat: (0.5, 0.8, 1.3)[repeat],
-            "From 1 reader on, eagle seems not to pay, which can be chance (0.80 times",
+            "1 eagle not chance 0.80",
         ),
     ],
 )
 def test_the_crossing_is_named_with_its_interval(ratio: Callable[[int, int], float], words: str) -> None:
     made = groups(lambda size: 100.0 * size**0.5, lambda size, repeat: max(ratio(size, repeat), 1e-3))
     first, last = in_words(summarise(made), "eagle")
-    assert words in first
+    assert tells(first, words)
     assert gist(last) == "Without 16 4.0 1"
 
 

@@ -81,14 +81,13 @@ def test_a_new_kind_of_source_is_one_class(zipped: Path, tmp_path: Path) -> None
         with_head(alone, "eagle", str(zipped))
     text = 'title = "T"\ndescription = "D"\n[target]\n'
     for fields, words in (
-        ('zip = "a"\nhub = "a/b"', "target must have exactly one of zip, wheel, hub and path"),
-        ("zip = 3", "target.zip must be a text in quotes, not 3"),
-        ('zip = "a"\nfile = "b"', "target.file is not a field that is known here"),
+        ('zip = "a"\nhub = "a/b"', "target zip, wheel, hub path."),
+        ("zip = 3", "target.zip text 3."),
+        ('zip = "a"\nfile = "b"', "target.file field"),
     ):
         (tmp_path / "bad.toml").write_text(text + fields)
-        with pytest.raises(BadInput) as caught:
+        with refuses(BadInput, f"bad.toml: {words}"):
             find_preset("bad", tmp_path)
-        assert str(caught.value) == f"bad.toml: the field {words}."
 
 
 @pytest.mark.parametrize(
