@@ -221,27 +221,11 @@ def ahead_(verify: float, preparing: float, draft: float = 0.001, other: float =
 @pytest.mark.parametrize(
     ("rounds", "environment", "cause"),
     [
-        (
-            ahead_(0.027, 0.009),
-            CPU,
-            "2.70 prepares 2",
-        ),
-        (
-            ahead_(0.025, 0.009),
-            {**CPU, "threads": 1},
-            "2.50 prepares one",
-        ),
-        (
-            ahead_(0.025, 0.009),
-            ONE_GPU,
-            "2.50 prepares queue",
-        ),
+        (ahead_(0.027, 0.009), CPU, "2.70 prepares 2"),
+        (ahead_(0.025, 0.009), {**CPU, "threads": 1}, "2.50 prepares one"),
+        (ahead_(0.025, 0.009), ONE_GPU, "2.50 prepares queue"),
         (ahead_(0.01, 0.022, other=0.012), TWO_GPUS, "preparing 4.0 2.2"),
-        (
-            ahead_(0.02, 0.03, prepared=11),
-            CPU,
-            "2.00 prepares 2 preparing 11.0 3.0",
-        ),
+        (ahead_(0.02, 0.03, prepared=11), CPU, "2.00 prepares 2 preparing 11.0 3.0"),
         (ahead_(0.025, 0.009), TWO_GPUS, "150% 2.0"),
         (ahead_(0.025, 0.009), {}, "150% checking"),
         (ahead_(0.025, 0.0001), CPU, "150% checking"),

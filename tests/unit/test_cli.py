@@ -258,10 +258,7 @@ def test_an_exact_tie_is_told_as_one():
         (["lab", "dance"], "dance"),
         (["train", "export", "--kind", "eagle", "--help"], "tools.train`"),
         (["bench", "page", "--repeats", "2"], "tools.page`"),
-        (
-            ["export", "--kind", "whole", "--out", "a"],
-            "'whole'. eagle, block, medusa",
-        ),
+        (["export", "--kind", "whole", "--out", "a"], "'whole'. eagle, block, medusa"),
         (["export", "--kind", "eagle", "--out", "a", "--format", "b"], "'b'"),
     ],
 )

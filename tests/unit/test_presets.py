@@ -208,11 +208,7 @@ BROKEN = {
     "a drafter in braces": (GOOD + '[defaults]\ndrafter = "{magic}"\n', "defaults.drafter", "'{magic}'"),
     "name of a preset": ('name = "x"\n' + GOOD, "name", "field"),
     "head of an unknown kind": (GOOD + '[heads.neck]\nhub = "a/b"\n', "heads.neck", "field"),
-    "head of a wheel": (
-        GOOD + WHEEL.replace("target", "heads.eagle"),
-        "heads.eagle",
-        "hub folder",
-    ),
+    "head of a wheel": (GOOD + WHEEL.replace("target", "heads.eagle"), "heads.eagle", "hub folder"),
     "heads that are no table": ("heads = 3\n" + GOOD, "heads", "table, 3"),
     "absent head": (GOOD + "[heads]\neagle = 'none.safetensors'\n", "heads.eagle", "exist"),
     "raw of one": (GOOD + "[defaults]\nraw = 1\n", "defaults.raw", "true false"),

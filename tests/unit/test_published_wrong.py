@@ -45,52 +45,25 @@ def floats(*sizes: int) -> torch.Tensor:
 # By the head that is good: what is said of it after a change to its configuration or its tensors, None to one left out.
 WRONG: dict[Callable[[int], tuple[Config, Tensors]], dict[str, tuple[str, dict[str, Any]]]] = {
     published.eagle3: {
-        "another width": (
-            "61 64, 61 32.",
-            {"hidden_size": 64},
-        ),
-        "another vocabulary": (
-            "99 32, 61 32.",
-            {"vocab_size": 99},
-        ),
-        "fewer states": (
-            "fc.weight [32, 64], [32, 96].",
-            {"fc.weight": floats(32, 64)},
-        ),
+        "another width": ("61 64, 61 32.", {"hidden_size": 64}),
+        "another vocabulary": ("99 32, 61 32.", {"vocab_size": 99}),
+        "fewer states": ("fc.weight [32, 64], [32, 96].", {"fc.weight": floats(32, 64)}),
         "another number of layers read": (
             "fc.weight [32, 96], [32, 64].",
             {"eagle_aux_hidden_state_layer_ids": [2, 3]},
         ),
-        "other heads": (
-            "layers.0.self_attn.q_proj.weight [32, 64], [64, 64].",
-            {"head_dim": 16},
-        ),
-        "rows of the output": (
-            "lm_head.weight [39, 32], [40, 32].",
-            {"lm_head.weight": floats(39, 32)},
-        ),
+        "other heads": ("layers.0.self_attn.q_proj.weight [32, 64], [64, 64].", {"head_dim": 16}),
+        "rows of the output": ("lm_head.weight [39, 32], [40, 32].", {"lm_head.weight": floats(39, 32)}),
         "no norm": ("norm.weight [32]. tensor", {"norm.weight": None}),
         "no table of tokens": ("d2t [40]. tensor", {"d2t": None}),
-        "tokens that there are not": (
-            "d2t 40 50 89, 40 61.",
-            {"d2t": torch.full((40,), 50)},
-        ),
-        "a token twice": (
-            "d2t 39 0 38, 40 61.",
-            {"d2t": torch.cat([torch.zeros(39), torch.tensor([-1.0])]).long()},
-        ),
+        "tokens that there are not": ("d2t 40 50 89, 40 61.", {"d2t": torch.full((40,), 50)}),
+        "a token twice": ("d2t 39 0 38, 40 61.", {"d2t": torch.cat([torch.zeros(39), torch.tensor([-1.0])]).long()}),
         "a tensor too many": (
             "layers.0.mlp.down_proj.bias [32], something",
             {"midlayer.mlp.down_proj.bias": floats(32)},
         ),
-        "quantized": (
-            "fc.weight int8, quantized",
-            {"fc.weight": floats(32, 96).to(torch.int8)},
-        ),
-        "a state that there is not": (
-            "target's [0, 3, 6], 1 6.",
-            {"eagle_aux_hidden_state_layer_ids": [0, 3, 6]},
-        ),
+        "quantized": ("fc.weight int8, quantized", {"fc.weight": floats(32, 96).to(torch.int8)}),
+        "a state that there is not": ("target's [0, 3, 6], 1 6.", {"eagle_aux_hidden_state_layer_ids": [0, 3, 6]}),
         "two layers": ("2 EAGLE decoder", {"num_hidden_layers": 2}),
         "another activation": ("'gelu'; 'silu' activation", {"hidden_act": "gelu"}),
         "another rotation": (
@@ -98,47 +71,23 @@ WRONG: dict[Callable[[int], tuple[Config, Tensors]], dict[str, tuple[str, dict[s
             {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
         ),
         "no sizes": ("intermediate_size 0. configuration", {"intermediate_size": 0}),
-        "a size that is not stated": (
-            "intermediate_size 0. configuration",
-            {"intermediate_size": None},
-        ),
-        "a fraction of heads": (
-            "num_attention_heads 4.5. configuration",
-            {"num_attention_heads": 4.5},
-        ),
+        "a size that is not stated": ("intermediate_size 0. configuration", {"intermediate_size": None}),
+        "a fraction of heads": ("num_attention_heads 4.5. configuration", {"num_attention_heads": 4.5}),
         "a norm that is a word": ("rms_norm_eps 'small'. read", {"rms_norm_eps": "small"}),
-        "heads that do not divide": (
-            "4 3 head_dim 8:",
-            {"num_key_value_heads": 3},
-        ),
-        "half a rotation": (
-            '{"rope_type": "llama3"}. rotates',
-            {"rope_scaling": {"rope_type": "llama3"}},
-        ),
-        "a vocabulary that is no number": (
-            "draft_vocab_size 'all'. configuration",
-            {"draft_vocab_size": "all"},
-        ),
+        "heads that do not divide": ("4 3 head_dim 8:", {"num_key_value_heads": 3}),
+        "half a rotation": ('{"rope_type": "llama3"}. rotates', {"rope_scaling": {"rope_type": "llama3"}}),
+        "a vocabulary that is no number": ("draft_vocab_size 'all'. configuration", {"draft_vocab_size": "all"}),
     },
     published.medusa: {
-        "Medusa without an output": (
-            "2.2.weight [61, 32].",
-            {"medusa_head.2.2.weight": None},
-        ),
+        "Medusa without an output": ("2.2.weight [61, 32].", {"medusa_head.2.2.weight": None}),
         "Medusa of another width": (
             "0.0.linear.weight [64, 64], [32, 32].",
             {"medusa_head.0.0.linear.weight": floats(64, 64)},
         ),
-        "Medusa without places": (
-            "medusa_num_heads medusa_num_layers, (None, 2).",
-            {"medusa_num_heads": None},
-        ),
+        "Medusa without places": ("medusa_num_heads medusa_num_layers, (None, 2).", {"medusa_num_heads": None}),
     },
     published.dflash: {
-        "a target of other depth": (
-            "36 6. trained",
-            {"num_target_layers": 36},
-        ),
+        "a target of other depth": ("36 6. trained", {"num_target_layers": 36}),
         "no mask": (
             "block_size 2 mask_token_id 61, 5 61.",
             {"dflash_config": {"mask_token_id": MODEL_VOCAB, "target_layer_ids": [1, 2, 4]}},
@@ -147,75 +96,39 @@ WRONG: dict[Callable[[int], tuple[Config, Tensors]], dict[str, tuple[str, dict[s
             "2 layer_types ['full_attention'] sliding_window 4.",
             {"layer_types": ["full_attention"]},
         ),
-        "Domino": (
-            "'domino', DFlash, DFlash 2 DSpark",
-            {"dflash_config": {"projector_type": "domino"}},
-        ),
+        "Domino": ("'domino', DFlash, DFlash 2 DSpark", {"dflash_config": {"projector_type": "domino"}}),
     },
-    published.dspark: {
-        "another Markov head": (
-            "Markov 'gated'; 'vanilla'",
-            {"markov_head_type": "gated"},
-        ),
-    },
-    published.library_dflash: {
-        "causal blocks": ("causal", {"causal": True}),
-    },
+    published.dspark: {"another Markov head": ("Markov 'gated'; 'vanilla'", {"markov_head_type": "gated"})},
+    published.library_dflash: {"causal blocks": ("causal", {"causal": True})},
     published.deepspec_eagle3: {
-        "layers of DeepSpec's EAGLE-3 that there are not": (
-            "target's [1, 2, 6], 0 5.",
-            {"target_layer_ids": [1, 2, 6]},
-        ),
+        "layers of DeepSpec's EAGLE-3 that there are not": ("target's [1, 2, 6], 0 5.", {"target_layer_ids": [1, 2, 6]})
     },
-    published.library_eagle3: {
-        "DFly": (
-            "'dfly', eagle3, dflash2,",
-            {"speculators_model_type": "dfly"},
-        ),
-    },
+    published.library_eagle3: {"DFly": ("'dfly', eagle3, dflash2,", {"speculators_model_type": "dfly"})},
     published.peagle: {
         "P-EAGLE without a mask token": (
             "61, mask_token_id, pard_token, ptd_token_id [None, None, 61].",
             {"ptd_token_id": MODEL_VOCAB},
         ),
         "P-EAGLE without the state of a mask": ("mask_hidden [96]. tensor", {"mask_hidden": None}),
-        "P-EAGLE of fewer layers": (
-            "layers.3.input_layernorm.weight [32]. tensor",
-            {"num_hidden_layers": 4},
-        ),
+        "P-EAGLE of fewer layers": ("layers.3.input_layernorm.weight [32]. tensor", {"num_hidden_layers": 4}),
     },
     published.library_dflash2: {
-        "kernels longer than a block": (
-            "5 4 6 4, 32 61",
-            {"conv_kernel_size": 5},
-        ),
+        "kernels longer than a block": ("5 4 6 4, 32 61", {"conv_kernel_size": 5}),
         "other groups of channels": (
             "layers.0.attention_conv.kernel_projection.weight [48, 32], [24, 32].",
             {"conv_group_size": 8},
         ),
-        "fewer tokens in DFlash 2": (
-            "40 61 DFlash 2",
-            {"draft_vocab_size": 40},
-        ),
-        "scaled logits": (
-            "1 0.5, 0;",
-            {"output_multiplier": 0.5},
-        ),
+        "fewer tokens in DFlash 2": ("40 61 DFlash 2", {"draft_vocab_size": 40}),
+        "scaled logits": ("1 0.5, 0;", {"output_multiplier": 0.5}),
         "no taps": ("conv_kernel_size 0. configuration", {"conv_kernel_size": 0}),
-        "causal blocks of DFlash 2": (
-            "causal",
-            {"sliding_window_non_causal": False},
-        ),
+        "causal blocks of DFlash 2": ("causal", {"sliding_window_non_causal": False}),
     },
     published.dflash2: {
         "no selector": (
             "candidate_selector.successor_codebook [61, 16].",
             {"candidate_selector.successor_codebook": None},
         ),
-        "experts in DFlash 2": (
-            "layers.1.mlp.gate.weight [8, 32],",
-            {"layers.1.mlp.gate.weight": floats(8, 32)},
-        ),
+        "experts in DFlash 2": ("layers.1.mlp.gate.weight [8, 32],", {"layers.1.mlp.gate.weight": floats(8, 32)}),
     },
 }
 

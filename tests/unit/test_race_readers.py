@@ -260,14 +260,8 @@ def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float =
 @pytest.mark.parametrize(
     ("lane", "words"),
     [
-        (
-            group(0.4, 4, 1, 0.06),
-            "With 4 0.50× do A 20 4 4.0 15% 2.0",
-        ),
-        (
-            group(0.15, 4, 2, 0.01),
-            "With 4 2.00× A 20 4 1.5 3.0",
-        ),
+        (group(0.4, 4, 1, 0.06), "With 4 0.50× do A 20 4 4.0 15% 2.0"),
+        (group(0.15, 4, 2, 0.01), "With 4 2.00× A 20 4 1.5 3.0"),
         (group(0.2, 4, 1), "With 4 1.00× 2% A 20 4"),
         (group(0.1), "With 4"),
         (group(0.125), "With 4 The 20%"),

@@ -46,17 +46,11 @@ def test_rows_are_in_order_and_pair_the_groups() -> None:
     ("ratio", "words"),
     [
         (lambda size, repeat: 2 - size / 8 + repeat / 500, "pays 4 1.50"),
-        (
-            lambda size, repeat: 2 - size / 8 + repeat / 500,
-            "16 not 0.00",
-        ),
+        (lambda size, repeat: 2 - size / 8 + repeat / 500, "16 not 0.00"),
         (lambda size, repeat: 1.2, "pays 16 1.20"),
         (lambda size, repeat: 0.9 + repeat / 500, "1 not eagle 0.90"),
         (lambda size, repeat: (1.5, 1.2, 0.7)[repeat], "eagle chance, 16"),
-        (
-            lambda size, repeat: (0.5, 0.8, 1.3)[repeat],
-            "1 eagle not chance 0.80",
-        ),
+        (lambda size, repeat: (0.5, 0.8, 1.3)[repeat], "1 eagle not chance 0.80"),
     ],
 )
 def test_the_crossing_is_named_with_its_interval(ratio: Callable[[int, int], float], words: str) -> None:

@@ -184,35 +184,17 @@ ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
 @pytest.mark.parametrize(
     ("speculative", "sentence"),
     [
-        (
-            lane(10, 3, 0.11, [A, A], draft=0.006),
-            "2.73× 3.0 6%",
-        ),
-        (
-            lane(10, 3, 0.135, [A, A], draft=0.0001, verify=0.13),
-            "2.22× 3.0 1% 30%",
-        ),
+        (lane(10, 3, 0.11, [A, A], draft=0.006), "2.73× 3.0 6%"),
+        (lane(10, 3, 0.135, [A, A], draft=0.0001, verify=0.13), "2.22× 3.0 1% 30%"),
         (
             lane(10, 3, 0.2, [A, A], draft=0.006),  # half of it is neither drafting nor checking
             "1.50× 3.0 6% 47%",
         ),
-        (
-            lane(30, 1, 0.2, [R], draft=0.1),
-            "Slower 0.50× 100% a 2.00 1.00 For",
-        ),
-        (
-            lane(30, 1, 0.101, [R], draft=0.002),
-            "Tied 0.99× 2% 1.00 2%",
-        ),
-        (
-            lane(30, 1, 0.08, [R], draft=0.01),
-            "1.25× 1.00 10% 1.00×",
-        ),
+        (lane(30, 1, 0.2, [R], draft=0.1), "Slower 0.50× 100% a 2.00 1.00 For"),
+        (lane(30, 1, 0.101, [R], draft=0.002), "Tied 0.99× 2% 1.00 2%"),
+        (lane(30, 1, 0.08, [R], draft=0.01), "1.25× 1.00 10% 1.00×"),
         (lane(30, 1, 0.1, []), "Nothing"),
-        (
-            lane(30, 1, 0.08, []),
-            "Nothing 25%",
-        ),
+        (lane(30, 1, 0.08, []), "Nothing 25%"),
         (Stats(), "Nothing"),
     ],
     ids=range(9),
