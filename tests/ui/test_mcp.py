@@ -148,16 +148,16 @@ def test_a_model_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"max_new_tokens": 41}, "from 1 to 40"),
-        ({"prompt": " "}, "The prompt is empty"),
-        ({"k": "four"}, "K must be a whole number from 0 to 16, not 'four'. Or choose auto."),
-        ({"k": "17"}, "K must be a whole number from 0 to 16, not 17."),
-        ({"preset": "nothing"}, "There is no preset called 'nothing'"),
-        ({"drafter": "ngram:4,eagle:2"}, "There is no drafter called 'ngram:4,eagle:2'"),
+        ({"max_new_tokens": 41}, "1 40,"),
+        ({"prompt": " "}, "prompt empty:"),
+        ({"k": "four"}, "K 0 16, 'four'. auto."),
+        ({"k": "17"}, "K 0 16, 17."),
+        ({"preset": "nothing"}, "preset 'nothing'."),
+        ({"drafter": "ngram:4,eagle:2"}, "drafter 'ngram:4,eagle:2'."),
     ],
 )
 def test_a_model_is_refused_in_the_same_words_as_a_person(site: str, asked: dict[str, Any], words: str) -> None:
-    assert words in call(site, "race", **{"prompt": "one two", **asked})
+    assert tells(call(site, "race", **{"prompt": "one two", **asked}), words)
 
 
 def test_models_wait_in_the_line_of_the_page(site: str, scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:

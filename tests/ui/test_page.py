@@ -1,4 +1,4 @@
-"""What all tabs have in common: form, links, keys, the line, loading, sharing, the stage, watching, and how it looks."""
+"""What all tabs have in common: the form, links, keys, the line, sharing, the stage, watching, and how it looks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from specdemo.ui.watch.watches import Watch, Watches
 from ..fakes.engine import PRESETS, PROMPTS, Script, ScriptedLoaded, stand_in
 from ..fakes.study import Counting, Long
 from ..fakes.traces import traced
-from ..sentences import gist, tells
+from ..sentences import gist, telling, tells
 from .browser import (
     SHIFTS,
     Caller,
@@ -267,7 +267,7 @@ def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no
 
 def test_bad_input_is_refused_in_words_and_nothing_is_lost(visit: Visit, script: Script) -> None:
     page = visit("?prompt=a&k=17&drafter=draft-model")
-    expect(page.locator(".sd-sentence")).to_have_text("The form was filled in from a link.")
+    expect(page.locator(".sd-sentence")).to_contain_text(telling("The form filled"))
     run(page, until="failed")
     assert tells(sentence(page), "0 16 17")
     fill(page, k=16)
@@ -367,7 +367,7 @@ def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit, unlo
     first = visit()
     expect(first.locator(".sd-model")).to_have_text("Too large.")
     second = visit("?preset=other")
-    expect(second.locator(".sd-model")).to_have_text("No model is loaded yet")
+    expect(second.locator(".sd-model")).to_contain_text(telling("No model loaded"))
     settings(second)
     expect(second.locator("#preset")).to_contain_text(PRESETS["other"].description)
     unloaded.load_failure = None
@@ -377,7 +377,7 @@ def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit, unlo
 
 def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Script) -> None:
     page = visit(f"?k={'many' * 500}&drafter=%3Cimg+src=x+onerror=window.pwned=1%3E&seed=5")
-    expect(page.locator(".sd-sentence")).to_have_text("Part of the link cannot be used and was left out.")
+    expect(page.locator(".sd-sentence")).to_contain_text(telling("Part link left"))
     named = f"drafter=<img src=x onerror=window.pwned=1>, k={'many' * 15}…"
     assert page.locator(".sd-why-exact").inner_text() == named
     assert page.evaluate("window.pwned === undefined")
@@ -389,7 +389,7 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.fill("#prompt textarea", "雨" * 2000)  # of which no link can be made
     shared(page, "link")
-    expect(page.locator(".sd-link")).to_have_text("Too long for a link")
+    expect(page.locator(".sd-link")).to_contain_text(telling("Too long link"))
 
 
 def test_an_example_fills_the_prompt(page: Page) -> None:
@@ -715,12 +715,12 @@ def test_the_top_bar_follows_what_others_load(visit: Visit, script: Script) -> N
     expect(theirs.locator(".sd-progress")).to_have_attribute("value", "0.1")
     for page in (mine, visit()):
         expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
-        expect(page.locator(".sd-facts")).to_have_text("is being loaded for another visitor: downloading, 10% done")
+        expect(page.locator(".sd-facts")).to_contain_text(telling("is 10% downloading"))
         expect(page.locator(".sd-progress")).to_be_hidden()
     script.loading.set()
     expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "ready")
     expect(top).to_have_attribute("data-stage", "other")
-    expect(mine.locator(".sd-facts")).to_have_text("Scripted 135M is loaded when you press Run")
+    expect(mine.locator(".sd-facts")).to_contain_text(telling("Scripted 135M press"))
     run(mine, "one two")
     expect(top).to_have_attribute("data-stage", "ready")
     expect(mine.locator(".sd-model")).to_have_text("Scripted 135M")
@@ -881,9 +881,9 @@ def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script
     with every_core(True):
         run_held(racer, script)
         page.select_option(".sd-which", recordings()[3]["name"])
-        expect(page.locator(".sd-facts-of")).to_contain_text("A recording that ships")
+        expect(page.locator(".sd-facts-of")).to_contain_text(telling("recording ships"))
         page.locator(".sd-file").set_input_files({"name": "a.jsonl", "mimeType": "text/plain", "buffer": b"nothing"})
-        expect(page.locator("#replay .sd-sentence")).to_have_text("This is not a trace of specdemo.")
+        expect(page.locator("#replay .sd-sentence")).to_contain_text(telling("This trace specdemo"))
         script.gate.set()
         racer.locator(".sd-arena[data-state=ended]").wait_for()
         expect(racer.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")
@@ -911,7 +911,7 @@ def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit, unloaded: Sc
     unloaded.load_failure = MemoryError("The disk is full: free some space <b>now</b>.")
     unloaded.begin()
     page = visit()
-    expect(page.locator(".sd-model")).to_have_text("The disk is full: free some space <b>now</b>.")
+    expect(page.locator(".sd-model")).to_contain_text(telling("The <b>now</b> space"))
     run(page, "one two", until="failed")
     assert tells(sentence(page), "The <b>now</b> space")
     unloaded.load_failure = None
@@ -990,7 +990,7 @@ def test_choosing_a_drafter_describes_it(page: Page) -> None:
     settings(page)
     page.click("#drafter input")
     page.get_by_role("option", name=re.compile("· ngram$")).click()
-    expect(page.locator("#drafter")).to_contain_text("A table of which token follows which")
+    expect(page.locator("#drafter")).to_contain_text(telling("table follows"))
     page.click("#drafter input")
     expect(page.get_by_role("option", name="· draft-model (this preset has no draft model)")).to_be_visible()
 
@@ -1026,7 +1026,7 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
 
     # Refused, each where the button is, while the study has the model.
     run(racing, "   ", until="failed")
-    expect(racing.locator("#race .sd-sentence")).to_have_text("The prompt is empty: type something first.")
+    expect(racing.locator("#race .sd-sentence")).to_contain_text(telling("The empty something"))
     racing.fill("#prompt textarea", "one two")
     settings(racing)
     racing.fill("#max-new-tokens input", "-5")
@@ -1037,7 +1037,7 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
     studying.fill("#lab-domains-max_new_tokens input", "-5")
     studying.click("#lab-domains .lab-run")
     status = studying.locator("#lab-domains .lab-says [role=status]")
-    expect(status).to_have_text('"Tokens per text" must be a whole number from 8 to 512, not -5.')
+    expect(status).to_contain_text(telling('"Tokens text" 8 512 -5'))
     expect(status).to_be_in_viewport()
 
     # What waits for the study, and for the race behind it.
@@ -1048,7 +1048,7 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
     studying.fill("#lab-domains-max_new_tokens input", "8")
     studying.click("#lab-domains .lab-run")
     expect(status).to_contain_text("Waiting: number 2 of 2")
-    expect(status).to_contain_text("Your study starts when the race and the study before it have ended.")
+    expect(status).to_contain_text(telling("study starts"))
     held.gate = True
     racing.locator("#race .sd-arena[data-state=ended]").wait_for()
     expect(status).to_have_text("Done.")
@@ -1085,7 +1085,7 @@ def test_a_study_is_added_by_its_class_alone(visit: Visit, monkeypatch: pytest.M
         expect(lab).to_contain_text("This counts.")
         page.fill("#lab-counting-to input", "10")
         lab.get_by_role("button", name="Count").click()
-        expect(lab.locator("[role=status]")).to_have_text('"Count to" must be a whole number from 1 to 9, not 10.')
+        expect(lab.locator("[role=status]")).to_contain_text(telling('"Count to" 1 9 10'))
         page.fill("#lab-counting-to input", "4")
         lab.get_by_role("button", name="Count").click()
         expect(lab.locator("[role=status]")).to_have_text("Done.")
@@ -1234,7 +1234,7 @@ def test_a_saved_race_plays_from_a_disk_without_a_network(
     assert "onerror" not in written
     alone.goto((tmp_path / "race.html").as_uri())
     expect(alone.locator(".sd-asked")).to_have_text(HOSTILE)
-    expect(alone.locator(".sd-facts-of")).to_contain_text("A race that was saved in this file. scripted")
+    expect(alone.locator(".sd-facts-of")).to_contain_text(telling("saved scripted"))
     alone.get_by_role("button", name="4×", exact=True).click()
     alone.get_by_role("button", name="Play", exact=True).click()
     alone.locator("[data-state=ended]").wait_for()
@@ -1397,7 +1397,7 @@ def copied(page: Page, way: str) -> str:
 def plays(page: Page, entries: list[Entry], found: str) -> None:
     """The Replay tab plays the race of a link."""
     replay = page.locator("#replay")
-    expect(replay.locator(".sd-facts-of")).to_contain_text("From a link, not measured here.")
+    expect(replay.locator(".sd-facts-of")).to_contain_text(telling("link measured"))
     expect(replay.locator(".sd-asked")).to_have_text(HOSTILE)
     replay.get_by_role("button", name="Play", exact=True).click()
     replay.locator("[data-state=ended]").wait_for()
@@ -1447,7 +1447,7 @@ def test_a_long_race_is_too_long_for_a_link(page: Page, script: Script) -> None:
     page.click(".sd-share-open")
     raced = page.locator(".sd-raced")
     raced.click()
-    expect(raced).to_have_text("Too long for a link")
+    expect(raced).to_contain_text(telling("Too long link"))
     page.keyboard.press("Escape")
     fill(page, max_new_tokens=400)
     run(page)
@@ -1802,7 +1802,7 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
     run(page, "one two three", until="waiting")
     with watcher(chromium, link) as other:
         expect(other.locator(SAID)).to_have_text(LIVE)
-        expect(other.locator(".sd-sentence")).to_have_text("Waiting for a race.")
+        expect(other.locator(".sd-sentence")).to_contain_text(telling("Waiting race"))
         script.gate.set()
         ended = other.locator(".sd-arena[data-state=ended]")
         for prompt in ("one two three", "four five"):
@@ -1813,11 +1813,11 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
             wait_until(lambda: script.open_races == 0)
             for lane in (PLAIN, SPECULATIVE):
                 assert tokens_shown(other, lane) == tokens_of(script.entries, lane)
-            expect(other.locator(".sd-badge")).to_have_text("Same text, word for word")
+            expect(other.locator(".sd-badge")).to_contain_text(telling("Same text word"))
         assert other.get_by_role("button").all_inner_texts() == ["Skip"]
         strip = other.locator(".sd-strip").last
         strip.click()
-        expect(other.locator(".sd-tip")).to_contain_text("All lanes have the same scale.")
+        expect(other.locator(".sd-tip")).to_contain_text(telling("lanes scale"))
         expect(other.locator(".sd-tip")).not_to_contain_text("Press")  # there is nothing to step through
         stop(page)
         expect(other.locator(SAID)).to_have_text(OVER)

@@ -38,7 +38,7 @@ from specdemo.ui.serving import stream
 from ..fakes import engine as scripted
 from ..fakes.engine import MEMORY_RATE, PLACEMENT, PRESETS, PROMPTS, Script, asked_by_form
 from ..fakes.traces import CORPUS, GREEDY, lines_of
-from ..sentences import refuses, tells
+from ..sentences import refuses, telling, tells
 from .browser import (
     SHIFTS,
     choose_preset,
@@ -162,7 +162,7 @@ def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> N
     script.gate.clear()
     try:
         run(page, "one two three", until="loading")
-        expect(page.locator(".sd-sentence")).to_have_text("Measuring the cost of a pass.")
+        expect(page.locator(".sd-sentence")).to_contain_text(telling("Measuring cost pass"))
         assert tells(page.locator(".sd-model").inner_text(), "Measuring cost pass")
     finally:
         script.gate.set()
@@ -503,7 +503,7 @@ def test_a_result_says_what_it_was_run_with(page: Page, script: Script) -> None:
     run(page)
     assert how.inner_text() == "at K auto, temperature 0"
     how.focus()
-    expect(page.locator(".sd-tip.open")).to_contain_text("auto chooses it for every round")
+    expect(page.locator(".sd-tip.open")).to_contain_text(telling("chooses every"))
     page.click("#drafter input")
     page.get_by_role("option", name=re.compile("none$")).click()
     run(page)
@@ -543,10 +543,10 @@ def test_a_trace_that_is_gone_leaves_the_result(page: Page, script: Script) -> N
     page.click(".sd-share-open")
     page.click(".sd-trace")
     gone = page.locator(".sd-share [role=alert]")  # below the buttons
-    expect(gone).to_contain_text("This race is no longer kept.")
+    expect(gone).to_contain_text(telling("longer kept"))
     page.context.set_offline(True)
     page.click(".sd-trace")
-    expect(gone).to_contain_text("The server cannot be reached.")
+    expect(gone).to_contain_text(telling("server reached"))
     expect(gone).to_be_in_viewport()
     page.keyboard.press("Escape")
     assert sentence(page) == found
@@ -654,7 +654,7 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     expect(replay.locator(".sd-play")).to_be_enabled()
     replay.locator(".sd-play").focus()
     page.keyboard.press("End")
-    expect(replay).to_contain_text("With 2 readers at once")
+    expect(replay).to_contain_text(telling("2 readers"))
     assert replay.locator(".sd-lane").evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == [
         *("alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2")
     ]
@@ -1489,7 +1489,7 @@ def test_two_real_rounds_are_shown_large_and_then_the_race(opening: Page) -> Non
             assert len(tokens_shown(page, PLAIN)) < len(tokens_shown(page, SPECULATIVE))
         page.evaluate("seconds => tick(seconds)", seconds)
     assert caption(page) == RESULT
-    expect(page.locator("#race .sd-badge")).to_have_text("Same text, word for word")
+    expect(page.locator("#race .sd-badge")).to_contain_text(telling("Same text word"))
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(ENTRIES, lane)
 
@@ -1571,7 +1571,7 @@ def test_whoever_wants_no_motion_sees_the_end_and_all_captions(visit: Visit, scr
 
 def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> None:
     page = visit("?prompt=one+two")
-    expect(page.locator("#race .sd-sentence")).to_have_text("The form was filled in from a link.")
+    expect(page.locator("#race .sd-sentence")).to_contain_text(telling("The form filled"))
     assert page.evaluate("specdemo.race.opening === undefined")
 
 
@@ -1634,7 +1634,7 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
     ]
     assert colours[0] == colours[1] == colours[2]
     assert len({*colours[0]}) == 4
-    expect(page.locator("#race .sd-whose")).to_have_text("Counted in all 3 lanes with a drafter together.")
+    expect(page.locator("#race .sd-whose")).to_contain_text(telling("Counted 3 together"))
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
