@@ -30,7 +30,7 @@ from specdemo.models.store import LoadError
 from specdemo.racing.race import race
 from specdemo.types import BadInput, NotFinite, Settings
 
-from . import published
+from ..fakes import published
 from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
 CASES = 300
