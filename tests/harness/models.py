@@ -22,6 +22,7 @@ from specdemo.models import weights
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import Preset
 from specdemo.models.sources import Folder, Source
+from specdemo.system.hardware import unquantized
 from tests.unit.toys import recorded
 
 VOCAB = 299  # as many as the tokens of `files.make_tokenizer`
@@ -67,8 +68,6 @@ MAMBA = {"mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 1, "mamba_ch
 
 # By name: the type of the model in transformers, and fields of its configuration.
 Models = dict[str, tuple[str, dict[str, Any]]]
-    str, tuple[str, dict[str, Any]]
-]  # name -> transformers' name of its type, and fields of its configuration
 
 
 def wide(heads: int, kv_heads: int, width: int) -> dict[str, Any]:
@@ -146,7 +145,8 @@ ENGINES = ("native", "fused", "graph", "eager")
 
 def config_of(name: str, **more: Any) -> PreTrainedConfig:
     kind, fields = MODELS[name]
-    config: PreTrainedConfig = AutoConfig.for_model(kind, **{**SIZES, **fields, **more})
+    sizes = {key: size for key, size in SIZES.items() if kind != "gpt2" or key != "head_dim"}
+    config: PreTrainedConfig = AutoConfig.for_model(kind, **{**sizes, **fields, **more})
     return config
 
 
@@ -211,12 +211,13 @@ def choose_engine(engine: str, patch: pytest.MonkeyPatch, dtype: torch.dtype = t
 
     "graph" is as on a GPU whose captured passes are recorded calls of torch's operations.
     """
-    if engine == "native" and library_for(dtype) is None:
+    if engine == "native" and library_for(unquantized(dtype)) is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
     if engine in ("fused", "graph"):
         for module in (choose, linear, weights):
             patch.setattr(module, "library_for", lambda dtype: None)
     if engine == "graph":
+        patch.setattr(linear.Linear, "of", lambda weight, bias, parts=1: linear.Linear.unpacked(weight, bias))
         patch.setattr(graph, "ROOM", 128)  # tokens of a slot; fewer take less time
         patch.setattr(choose, "CudaCapture", lambda device: recorded)
         patch.setattr(choose, "_on_cpu", partial(choose._on_gpu, slots=1))
