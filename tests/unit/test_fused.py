@@ -1,4 +1,4 @@
-"""The fused decode path against the transformers forward."""
+"""The fused decode path on machines of other kinds, and its parts. `test_logits` has its passes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specdemo.engines import fused as fused_module
 from specdemo.engines import layout, linear
 from specdemo.engines.choose import runner_maker
-from specdemo.engines.eager import EagerRunner
 from specdemo.engines.families import knows
 from specdemo.engines.fused import MOST_ROWS, Cache, FusedRunner, Rows, SharedPasses
 from specdemo.engines.layout import FusedModel
@@ -25,8 +24,9 @@ from specdemo.engines.ropes import Rope
 from specdemo.engines.runner import Pass, read_together
 from specdemo.system import cpu_level, hardware
 from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_widens_weights
+from tests.harness.models import rounded, run_by
 
-from .toys import MODEL_VOCAB, tiny_model
+from .toys import tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,9 @@ PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
 
 
-def pair(architecture: str, capacity: int = 64) -> tuple[FusedRunner, EagerRunner]:
-    model = tiny_model(architecture)
-    return FusedRunner(FusedModel.of(model), capacity), EagerRunner(model, capacity)
+def both(model: PreTrainedModel, patch: pytest.MonkeyPatch, dtype: torch.dtype | None = None) -> list[Any]:
+    """Runners of the fused path and of transformers."""
+    return [run_by("fused", model, patch, dtype)(64), run_by("eager", model, patch)(64)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -56,17 +56,15 @@ def test_weights_that_are_widened_are_rounded_once_and_everything_else_is_float3
     monkeypatch.setattr(linear, "cpu_widens_weights", lambda: by_fbgemm)
     monkeypatch.setitem(linear.LEAST_PACKED, torch.float32, 0)  # these models are small
     model = tiny_model(architecture)
-    rounded = copy.deepcopy(model)
-    for parameter in rounded.parameters():  # and no buffer: the frequencies of the rotation are no weights
-        parameter.data = parameter.data.to(dtype).float()
-    fused, eager = FusedRunner(FusedModel.of(model, dtype), 64), EagerRunner(rounded, 64)
+    fused, plain = both(model, monkeypatch, dtype)
+    _, eager = both(rounded(copy.deepcopy(model), dtype), monkeypatch)
     assert fused.exact_rows == 0
     for runner in (fused, eager):
         runner.capture_hidden_states([2])
     logits = fused.prefill(PROMPT)
     torch.testing.assert_close(logits, eager.prefill(PROMPT))
     assert logits.dtype == torch.float32
-    assert not torch.equal(logits, EagerRunner(model, 64).prefill(PROMPT))
+    assert not torch.equal(logits, plain.prefill(PROMPT))
     for ids in ([4], [7, 7, 1], [0], list(range(17))):
         torch.testing.assert_close(fused.forward(ids), eager.forward(ids))
         torch.testing.assert_close(fused.hidden_states, eager.hidden_states, atol=1e-4, rtol=1e-4)
@@ -163,10 +161,7 @@ def test_a_model_is_laid_out_and_run_without_onednn(architecture, asked, without
     monkeypatch.setattr(linear, "LEAST_PACKED", dict.fromkeys(linear.LEAST_PACKED, 0))
     dtype = choose_dtype(asked, torch.device("cpu"))
     assert asked != "auto" or dtype == torch.float32
-    model = copy.deepcopy(tiny_model(architecture))
-    for weight in model.parameters():
-        weight.data = weight.data.to(dtype).float()
-    fused, eager = FusedRunner(FusedModel.of(model, dtype), 64), EagerRunner(model, 64)
+    fused, eager = both(rounded(copy.deepcopy(tiny_model(architecture)), dtype), monkeypatch, dtype)
     rough: dict[str, Any] = {"atol": 0.3, "rtol": 0.1} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(fused.prefill(PROMPT).float(), eager.prefill(PROMPT), **rough)
     torch.testing.assert_close(fused.forward([7, 7, 1]).float(), eager.forward([7, 7, 1]), **rough)
@@ -184,7 +179,7 @@ def test_a_prompt_is_read_the_same_where_attention_takes_no_groups(architecture,
         return attention(q, keys, values, **options)
 
     monkeypatch.setattr(fused_module, "attends_in_groups", lambda *asked: grouped)
-    fused, eager = pair(architecture)
+    fused, eager = both(tiny_model(architecture), monkeypatch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", watched)
         logits = fused.prefill(list(range(20)))
@@ -203,24 +198,9 @@ def test_a_layout_that_is_not_bit_exact_fills_up_and_pads_nothing(bit_exact):
     assert (model.least_rows, mask.shape) == ((4, (4, 32)) if bit_exact else (1, (model.heads // model.kv_heads, 11)))
 
 
-@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")
-@pytest.mark.parametrize(("architecture", "kv_heads"), [("llama", 1), ("llama", 3), ("gpt2", 6)])
-def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_together(architecture, kv_heads):
-    sizes = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 6, "vocab_size": MODEL_VOCAB}
-    config = AutoConfig.for_model(architecture, num_key_value_heads=kv_heads, intermediate_size=1536, **sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        ids = torch.randint(MODEL_VOCAB, (270,)).tolist()
-    runner = FusedRunner(FusedModel.of(model.bfloat16()), len(ids))
-    passes = {}
-    for rows in (1, 2, 4, 9):
-        runner.prefill(ids[:1])
-        passes[rows] = torch.cat([runner.forward(ids[i : i + rows]) for i in range(1, len(ids), rows)])
-    for rows, logits in passes.items():
-        assert torch.equal(logits, passes[1]), rows
+def test_products_that_are_not_packed_are_not_exact(monkeypatch):
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    assert run_by("fused", copy.deepcopy(tiny_model("llama")).bfloat16(), monkeypatch)(64).exact_rows == 0
 
 
 def test_where_a_pass_is_exact_up_to_some_rows_no_more_are_read_in_one(monkeypatch):
@@ -243,28 +223,6 @@ def test_where_a_pass_is_exact_up_to_some_rows_no_more_are_read_in_one(monkeypat
     logits = read_together([Pass(runner, [1] * count) for runner, count in zip(runners, counts, strict=True)])
     assert [len(each) for each in logits] == counts
     assert rows == [9, 1, 12, 3, 7]
-
-
-@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="such weights are widened here")
-@pytest.mark.parametrize("count", [2, 5, 16])
-def test_in_bfloat16_logits_are_the_same_bits_whatever_sequences_are_read_beside(count):
-    shared = SharedPasses(FusedModel.of(copy.deepcopy(tiny_model("llama")).bfloat16()))
-    if not (most := FusedRunner(shared.model, 64).exact_rows):
-        pytest.skip("nothing is packed on this CPU")
-    texts = [list(range(1 + place % most)) for place in range(count)]
-
-    def begun(together):
-        runners = [FusedRunner(shared.model, 64, together) for _ in texts]
-        for place, runner in enumerate(runners):
-            runner.capture_hidden_states([2, 0])
-            runner.prefill([3 * token % MODEL_VOCAB for token in range(3 + 2 * place)])
-        return runners
-
-    together, alone = begun(shared), begun(None)
-    logits = read_together([Pass(runner, ids) for runner, ids in zip(together, texts, strict=True)])
-    for found, runner, one, ids in zip(logits, together, alone, texts, strict=True):
-        assert torch.equal(found, one.forward(ids))
-        assert torch.equal(runner.hidden_states, one.hidden_states)
 
 
 @pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -39,6 +40,7 @@ from specdemo.engines.layout import FusedModel
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner, read_together
 from specdemo.studies.rules import BROKEN, make_rule
+from specdemo.system.hardware import cpu_multiplies_bf16
 from specdemo.system.progress import attended
 from specdemo.types import MATCH, MAX_NODES, REJECTION, Settings
 
@@ -793,3 +795,25 @@ def test_a_slot_holds_a_pass_for_every_draft() -> None:
     assert sorted(passes._passes) == list(range(1, LONGEST + 1))
     assert sorted(passes._trees) == [9, LONGEST, 24, 32, 48, MOST_ROWS]
     assert passes.ids.max() < MODEL_VOCAB
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_exact_where_kernels_read_them(dtype: str) -> None:
+    """By a stand-in: what the kernels say of themselves `test_kernels` checks."""
+    if dtype == "bfloat16" and not cpu_multiplies_bf16():
+        pytest.skip("models in bfloat16 compute in float32 here")
+    model, kernels = copy.deepcopy(tiny_model("llama")).to(getattr(torch, dtype)), SimpleNamespace(**vars(ops))
+    for functions, rows in ((kernels, (LONGEST, MOST_ROWS)), (ops, (0, 0))):
+        runner = GraphRunner(Graphs(FusedModel.of(model), cast(Any, functions), lambda work: work, 1), 64)
+        assert (runner.exact_rows, runner.exact_tree_rows) == rows
+
+
+def test_the_first_layers_are_captured_once() -> None:
+    """The first runner is asked for before a race is timed; those after it capture nothing."""
+    whole = GraphRunner(graphs_of("llama"), 20)
+    first: Any = whole.first_layers(2, 20)
+    assert cast(Any, whole.first_layers(2, 20))._graphs is first._graphs is not whole._graphs
+    assert cast(Any, whole.first_layers(1, 20))._graphs is not first._graphs
+    assert first.exact_rows == whole.exact_rows
+    first.prefill(PROMPT)
+    assert first._slot not in first._graphs._free

@@ -180,11 +180,13 @@ def test_the_logits_of_every_pass_are_those_of_transformers(
     rounds = compute_dtype(weights, torch.device("cpu")) != torch.float32
     for context in (SWITCH - 4, SWITCH + 8) if name in DEPENDING else (SWITCH + 8,):
         read = Reading(loaded.target_runner(context), model, rounds, STATES)
+        assert read.runner.hidden_states is None
         read.prefill(IDS[:14])
         read.forward("one row", [IDS[14]])
         read.forward("several rows", IDS[15:22])
         read.forward("rows on the device", torch.tensor(IDS[22:24]))
         read.forward("more rows than a round has", IDS[24:44])
+        read.runner.rollback(50)  # there is nothing to forget there
         read.rollback(41)
         read.forward("after a rollback", [9, 5, 2, 9])
         read.rollback(5)
@@ -200,12 +202,14 @@ def test_the_logits_of_every_pass_are_those_of_transformers(
                 check_branches(read.runner)
         read.forward("up to the end", IDS[: context - len(read.text) - 1])
         read.forward("the last token", [4])
-        with pytest.raises(ValueError, match=f"room for {context} tokens"):
-            read.runner.forward([1])
+        for more in ([1], [1, 1]):
+            with pytest.raises(ValueError, match=f"room for {context} tokens"):
+                read.runner.forward(more)
         read.runner.release()
         read.runner.release()
         assert (read.runner.length, read.runner.hidden_states) == (0, None)
         read.prefill(IDS[70:73])
+        read.prefill(IDS[60:65])  # without a release
         first = Reading(read.runner.first_layers(2, context), first_two(model), rounds)
         first.prefill(IDS[:5])
         first.forward("of the first layers", IDS[5:11])

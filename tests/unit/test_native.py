@@ -1,4 +1,4 @@
-"""The passes of `native.c`: against transformers' forward, bit for bit with each other, and how they are built."""
+"""The library of `native.c`: its products, what it refuses, and how it is built. `test_logits` has its passes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specdemo.engines import choose, linear, native
 from specdemo.engines.cpu import library
 from specdemo.engines.cpu.library import PackedLinear, library_for
-from specdemo.engines.eager import EagerRunner
-from specdemo.engines.fused import FusedRunner
 from specdemo.engines.layout import FusedModel
-from specdemo.engines.runner import Runner
 from specdemo.system import compiled
 from specdemo.system.hardware import compute_dtype
+from tests.harness.models import model_of
 
 from .toys import MODEL_VOCAB, native_runner, tiny_model
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
-KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
 CPU = torch.device("cpu")
-NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 PASSES = ([4], [7, 7, 1], [0], list(range(17)))
 
 
@@ -43,78 +39,11 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def stored(model, dtype):
-    """A copy with weights that were rounded to a type, and computes in float32."""
-    rounded = copy.deepcopy(model)
-    for parameter in rounded.parameters():
-        parameter.data = parameter.data.to(dtype).float()
-    return rounded
-
-
-@pytest.mark.parametrize("architecture", KNOWN)
-def test_logits_and_states_of_every_pass_are_those_of_transformers(architecture, weights_dtype):
-    """With the same weights, but for products of bfloat16, whose inputs are rounded too."""
-    dtype = weights_dtype
-    if compute_dtype(dtype, CPU) != torch.float32:
-        pytest.skip("its inputs are rounded")
-    model = tiny_model(architecture)
-    runner, eager = native_runner(model, 64, dtype), EagerRunner(stored(model, dtype), 64)
-    for each in (runner, eager):
-        each.capture_hidden_states([2, 0])
-    torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT), **NEAR)
-    for ids in PASSES:
-        torch.testing.assert_close(runner.hidden_states, eager.hidden_states, **NEAR)
-        torch.testing.assert_close(runner.forward(ids), eager.forward(ids), **NEAR)
-        assert runner.length == eager.length
-    torch.testing.assert_close(runner.hidden_states, eager.hidden_states, **NEAR)
-
-
-def random_model(architecture: str, heads: int, kv_heads: int, width: int):
-    """Of a shape that fills no vector, block or thread evenly, and whose distributions are peaked."""
-    sizes = {"num_hidden_layers": 3, "hidden_size": heads * width, "vocab_size": MODEL_VOCAB}
-    config = AutoConfig.for_model(
-        architecture, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=70, **sizes
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("architecture", "heads", "kv_heads", "width"),
-    [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("llama", 3, 3, 48), ("gpt2", 4, 4, 32), ("qwen3", 4, 2, 128)],
-)
-def test_logits_are_the_same_bits_however_many_tokens_are_read_together(
-    architecture, heads, kv_heads, width, weights_dtype
-):
-    dtype, rounds = weights_dtype, compute_dtype(weights_dtype, CPU) == torch.bfloat16
-    model = random_model(architecture, heads, kv_heads, width)
-    ids = torch.randint(MODEL_VOCAB, (120,), generator=torch.Generator().manual_seed(0)).tolist()
-    for weight in model.parameters():  # not its buffers: transformers keeps frequencies in float32
-        weight.data = weight.data.to(dtype)
-    runner = native_runner(model, len(ids))
-    passes = {}
-    for rows in (1, 2, 5, 17, 118):
-        runner.prefill(ids[:1])
-        passes[rows] = torch.cat([runner.forward(ids[i : i + rows]) for i in range(1, len(ids), rows)])
-    for rows, logits in passes.items():
-        assert torch.equal(logits, passes[1]), rows
-    assert torch.equal(runner.prefill(ids), passes[1][-1:])
-    exact = EagerRunner(stored(model.float(), dtype), len(ids))
-    exact.prefill(ids[:1])
-    near: dict[str, Any] = {"atol": 0.3, "rtol": 0.1} if rounds else {"atol": 1e-3, "rtol": 1e-3}
-    torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("shape", [("llama", 6, 2, 20), ("qwen3", 4, 2, 128), ("gpt2", 4, 4, 32)])
-def test_logits_are_the_same_bits_whatever_the_number_of_threads(shape, threads, weights_dtype):
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("name", ["llama, 6 heads of 20", "qwen3, 4 heads of 128", "gpt2, 4 heads of 32", "mixtral"])
+def test_logits_are_the_same_bits_whatever_the_number_of_threads(name, threads, weights_dtype):
     """More of them than cores and than parts of the work, too. The last pass is over a tree of 64 rows."""
-    runner, tree = native_runner(random_model(*shape).to(weights_dtype), 120), [(row - 1) // 2 for row in range(64)]
+    runner, tree = native_runner(model_of(name).to(weights_dtype), 120), [(row - 1) // 2 for row in range(64)]
     ids = [(11 * row + 3) % MODEL_VOCAB for row in range(64)]
     logits = []
     for count in (1, threads):
@@ -143,8 +72,8 @@ def test_float32_strays_hardly_further_from_float64_than_transformers_does(archi
         if "q_proj" in name or "c_attn" in name or "up_proj" in name or "c_fc" in name:
             parameter.data *= scale
     ids = torch.randint(MODEL_VOCAB, (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    runners: list[Runner] = [EagerRunner(copy.deepcopy(model).double(), 200)]
-    runners += [native_runner(model, 200), EagerRunner(model, 200)]
+    by_transformers = [choose.runner_maker(one, eager=True)[1](200) for one in (copy.deepcopy(model).double(), model)]
+    runners = [by_transformers[0], native_runner(model, 200), by_transformers[1]]
     logits = []
     for runner in runners:
         runner.prefill(ids[:1])
@@ -350,7 +279,8 @@ def runs_without(caplog) -> str:
     with caplog.at_level(logging.WARNING):
         engine, make = choose.runner_maker(model)
     assert engine == "fused"
-    torch.testing.assert_close(make(16).prefill(PROMPT), EagerRunner(model, 16).prefill(PROMPT))
+    _, reference = choose.runner_maker(model, eager=True)
+    torch.testing.assert_close(make(16).prefill(PROMPT), reference(16).prefill(PROMPT))
     return caplog.text
 
 
@@ -413,7 +343,6 @@ def test_a_shape_that_it_does_not_know_runs_by_torch(rounding):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     engine, make = choose.runner_maker(model)
     assert engine == "fused"
-    assert isinstance(make(16), FusedRunner)
     assert make(16).prefill(PROMPT).isfinite().all()
 
 
