@@ -7,61 +7,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from specdemo.engines.families import HYBRIDS, is_hybrid
-from specdemo.engines.hybrid import AGAIN, HybridRunner
+from specdemo.engines.hybrid import AGAIN
 from specdemo.engines.runner import CannotBranch
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
 from specdemo.types import DraftOutcome, Settings
+from tests.harness.models import EAGER, model_of, preset_of, run_by, save
 
-from .checkpoints import preset_of, save
 from .test_by_name import tokens_of
 from .test_memory import floats
-from .test_model_types import SIZES as SMALL
 from .test_runner import fresh
 from .toys import generated, ids_of, rounds_of
 
-SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "initializer_range": 0.2}
-LINEAR: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
-EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
-MAMBA = {"mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 1, "mamba_chunk_size": 8}
-KINDS: dict[str, dict[str, Any]] = {
-    "qwen3_next": {**LINEAR, **EXPERTS},
-    "qwen3_5_text": LINEAR,
-    "qwen3_5_moe_text": {**LINEAR, **EXPERTS},
-    "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, **EXPERTS},
-    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4, "head_dim": 32},
-    "granitemoehybrid": {**MAMBA, "layer_types": LINEAR["layer_types"], "mamba_n_heads": 8, "num_local_experts": 0},
-    "olmo_hybrid": {**LINEAR, "linear_num_key_heads": 4},
-}
-EVERYDAY = "qwen3_5_text", "lfm2", "falcon_h1"
+KINDS = [name for name, (kind, _) in EAGER.items() if kind in HYBRIDS]
+EVERYDAY = "qwen3_5", "lfm2", "falcon_h1"
 KINDS_IN_TURN = [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.slow) for kind in KINDS]
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 1, 7, 9, 32, 11, 4, 40, 41, 12, 13, 6, 30]
-
-
-def hybrid(kind: str, vocab_size: int, **more: Any) -> PreTrainedModel:
-    """A random model of two layers."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        kind, vocab_size=vocab_size, num_key_value_heads=1, **{**SIZES, **KINDS[kind], **more}
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +36,7 @@ def folders(
     """A checkpoint of every kind, and a draft model: the same with some noise."""
     folder, saved = tmp_path_factory.mktemp("hybrids"), {}
     for kind in KINDS:
-        model = hybrid(kind, len(tokenizer))
+        model = model_of(kind)
         target = save(model, tokenizer, folder / kind)
         with torch.no_grad():
             for weight in model.parameters():
@@ -87,15 +52,13 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-3, rtol=1e-3)
 
 
-def test_every_kind_that_is_run_is_tested_here() -> None:
-    assert KINDS.keys() == HYBRIDS
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_behind_rejected_tokens_gives_the_logits_of_a_fresh_pass(kind: str) -> None:
-    model = hybrid(kind, 60)
+def test_what_is_kept_behind_rejected_tokens_gives_the_logits_of_a_fresh_pass(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(kind)
     truth = fresh(model, TEXT)
-    runner = HybridRunner(model, 64)
+    runner = run_by("eager", model, monkeypatch)(64)
     runner.capture_hidden_states([0])
     assert same(runner.prefill(TEXT[:4]), truth[3:4])
     junk = [50, 51, 52, 53]
@@ -115,9 +78,11 @@ def test_what_is_kept_behind_rejected_tokens_gives_the_logits_of_a_fresh_pass(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_that_stayed_as_the_rejected_tokens_left_it_would_be_seen(kind: str) -> None:
-    model = hybrid(kind, 60)
-    runner = HybridRunner(model, 64)
+def test_a_state_that_stayed_as_the_rejected_tokens_left_it_would_be_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(kind)
+    runner: Any = run_by("eager", model, monkeypatch)(64)
     runner.prefill(TEXT[:6])
     runner.forward([50, 51, 52])
     runner.rollback(6)
@@ -125,8 +90,8 @@ def test_a_state_that_stayed_as_the_rejected_tokens_left_it_would_be_seen(kind: 
     assert not same(runner.forward(TEXT[6:9]), fresh(model, TEXT)[6:9])
 
 
-def test_states_belong_to_one_chain() -> None:
-    runner = HybridRunner(hybrid("qwen3_5_text", 60), 32)
+def test_states_belong_to_one_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = run_by("eager", model_of("qwen3_5"), monkeypatch)(32)
     runner.prefill(TEXT[:4])
     assert runner.cannot_branch == "some layers of this model keep a running state, which only a chain can write"
     assert runner.exact_rows == runner.exact_tree_rows == 0
@@ -148,7 +113,6 @@ def outcomes(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int
 def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, tuple[Path, Path]], kind: str) -> None:
     loaded = load(preset_of(*folders[kind], skip_layers=1), "float32", "cpu")
     assert loaded.engine == "eager"
-    assert isinstance(loaded.target_runner(8), HybridRunner)
     expected = generated(loaded.model, loaded.encode("the cat sat on the mat", raw=True), 16)
     assert len(expected) > 8
     for drafter in ("none", "draft-model", "layer-skip"):
@@ -171,7 +135,7 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str) -> None:
     sizes = {"intermediate_size": 1024, "max_position_embeddings": 256}
-    save(hybrid(kind, len(tokenizer), **sizes), tokenizer, tmp_path / "model")
+    save(model_of(kind, **sizes), tokenizer, tmp_path / "model")
     preset = preset_of(tmp_path / "model")
     (told,) = report_on(preset, "bfloat16", "cpu").models
     assert (told.engine, told.exact) == ("eager", False)

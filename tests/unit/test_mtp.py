@@ -38,9 +38,24 @@ from specdemo.types import BadInput, DraftOutcome, Settings, Verdict
 
 from ..sentences import tells
 from .checkpoints import preset_of, save, tiny
-from .test_hybrid import EXPERTS, LINEAR, SIZES
+from .test_model_types import SIZES as SMALL
 from .toys import Scripted, decode, generated, ids_of, plain_text, rounds_of
 
+SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "initializer_range": 0.2}
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 LAYERS = ["linear_attention", "full_attention", "full_attention"]
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}

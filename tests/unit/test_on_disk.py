@@ -21,11 +21,12 @@ from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.types import Settings
 from specdemo.ui.facts import facts
+from tests.harness.models import model_of
 
 from ..sentences import refuses, tells
 from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of
-from .test_hybrid import hybrid, outcomes
+from .test_hybrid import outcomes
 from .toys import generated
 
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedToken
     models = {
         "draft": tiny("llama", len(tokenizer), max_position_embeddings=64),
         "llama": tiny("llama", len(tokenizer), intermediate_size=256, **sizes),
-        "hybrid": hybrid("lfm2", len(tokenizer), layer_types=["conv", "full_attention"] * 4, **sizes),
+        "hybrid": model_of("lfm2", layer_types=["conv", "full_attention"] * 4, **sizes),
     }
     return {name: save(model, tokenizer, folder / name) for name, model in models.items()}
 
