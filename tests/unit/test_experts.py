@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding import batch
 from specdemo.decoding.batch import decode_batch
@@ -21,11 +21,9 @@ from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
-from specdemo.engines.fused import FusedRunner
-from specdemo.engines.layout import FusedModel
-from specdemo.engines.native import NativeRunner, can_run
+from specdemo.engines.native import can_run
 from specdemo.engines.quantized import widened
-from specdemo.engines.runner import Pass, Wanted, read_together
+from specdemo.engines.runner import Wanted, read_together
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
@@ -37,93 +35,54 @@ from specdemo.racing.stats import Tested as Draft  # pytest would collect a Test
 from specdemo.racing.verdict import judge_lane
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import Settings
+from tests.harness.files import write_gguf
+from tests.harness.models import model_of, preset_of, rounded, run_by, save
 
-from .checkpoints import preset_of, rounded, save, write_gguf
-from .toys import MODEL_VOCAB, ids_of, native_runner, texts_drafted_and_not, untrained_heads
+from .toys import ids_of, untrained_heads
 
-SIZES: dict[str, Any] = {
-    **{"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256},
-    **{"num_experts": 5, "num_experts_per_tok": 2, "initializer_range": 0.2},
-}
-DENSE = {"mlp_only_layers": [0], "norm_topk_prob": True}  # Qwen's first layer has no experts
-KINDS = {"mixtral": {}, "qwen3_moe": DENSE, "flex_olmo": {}}
+KINDS = ("mixtral", "qwen3_moe with dense layers", "flex_olmo")
 needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")
 
 
-def made(kind: str, vocab: int = MODEL_VOCAB, **more: Any) -> PreTrainedModel:
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "vocab_size": vocab}
-    torch.manual_seed(4)
-    config = AutoConfig.for_model(kind, **{**SIZES, **KINDS[kind], **ids, **more})
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-
-
-@needs_native
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ["native", "fused"])
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_whatever_rows_share_its_experts(kind: str, weights_dtype: torch.dtype) -> None:
-    """In passes of 1 to 9 rows and of more, by any number of threads, and beside other texts."""
-    runner, ids = native_runner(made(kind), 128, weights_dtype), [(7 * i + i * i) % MODEL_VOCAB for i in range(45)]
-    runner.prefill(ids[:1])
-    alone = torch.cat([runner.forward([token]) for token in ids[1:]])
-    for rows in (2, 3, 4, 5, 6, 7, 8, 9, 44):
-        runner.rollback(1)
-        passes = [runner.forward(ids[begin : begin + rows]) for begin in range(1, len(ids), rows)]
-        assert torch.equal(torch.cat(passes), alone), rows
-    runner.rollback(1)
-    others = [NativeRunner(runner.together, 128) for _ in range(2)]
-    for other in others:
-        other.prefill(ids[20:24])
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    first, *_, last = read_together([Pass(one, ids[1:6]) for one in (others[0], runner, others[1])])
-    torch.set_num_threads(before)
-    assert torch.equal(first, last)
-    assert runner.length == 6
-    runner.rollback(1)
-    assert torch.equal(runner.forward(ids[1:6]), alone[:5])
-
-
-@pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "fused"])
-@torch.inference_mode()
-def test_experts_that_no_row_chose_are_not_read(engine: str) -> None:
+def test_experts_that_no_row_chose_are_not_read(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their weights are no numbers."""
-    model = made("mixtral", num_hidden_layers=1)
+    model = model_of("mixtral", num_hidden_layers=1, num_experts_per_tok=2)
     chosen = list[torch.Tensor]()
     mlp = model.model.layers[0].mlp
     hook = mlp.gate.register_forward_hook(lambda _module, _inputs, outputs: chosen.append(outputs[2]))
     wanted = model(torch.tensor([[3, 9]])).logits[0]
     hook.remove()
-    others = set(range(5)) - set(chosen[0].flatten().tolist())
+    others = set(range(6)) - set(chosen[0].flatten().tolist())
     assert others, "all experts are chosen"
     for expert in others:
         mlp.experts.gate_up_proj[expert] = mlp.experts.down_proj[expert] = torch.nan
-    runner = native_runner(model, 8) if engine == "native" else FusedRunner(FusedModel.of(model), 8)
+    runner = run_by(engine, model, monkeypatch)(8)
     got = torch.cat([runner.prefill([3]), runner.forward([9])])
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
-@needs_native
 @torch.inference_mode()
-def test_the_first_of_equally_likely_experts_are_chosen_and_none_twice() -> None:
+def test_the_first_of_equally_likely_experts_are_chosen_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where the scores are no numbers either: then the text is none, but nothing is read beyond the buffers."""
-    model = made("qwen3_moe", num_hidden_layers=1, mlp_only_layers=[])
+    model = model_of("qwen3_moe", num_hidden_layers=1)
     layer = model.model.layers[0].mlp
     layer.gate.weight.zero_()
-    layer.experts.down_proj[2:] = torch.nan
-    runner = native_runner(model, 16)
+    layer.experts.down_proj[3:] = torch.nan
+    runner = run_by("native", model, monkeypatch)(16)
     assert runner.prefill([3, 9, 4]).isfinite().all()
     layer.gate.weight.fill_(torch.nan)
-    wrong = native_runner(model, 80).prefill(list(range(1, 60)))
+    wrong = run_by("native", model, monkeypatch)(80).prefill(list(range(1, 60)))
     assert wrong.isnan().all()
 
 
-@needs_native
-def test_layers_with_odd_experts_run_by_torch() -> None:
-    model = native_runner(made("mixtral"), 8).model
+def test_layers_with_odd_experts_run_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner: Any = run_by("native", model_of("mixtral"), monkeypatch)(8)
+    model = runner.model
     first, (up, *_) = model.layers[0], model.layers[0].up
     assert first.router is not None
-    more = replace(first, router=replace(first.router, used=6))  # than there are
+    more = replace(first, router=replace(first.router, used=7))  # than there are
     for odd in (more, replace(first, up=first.down), replace(first, up=(up, first.down[0], *first.up[2:]))):
         assert not can_run([odd], model.head, model.width)
     assert can_run([first], model.head, model.width)
@@ -134,12 +93,12 @@ def test_layers_with_odd_experts_run_by_torch() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_with_a_tensor_for_each_matrix_are_read(kind: str, tmp_path: Path) -> None:
-    model, cpu = made(kind), torch.device("cpu")
+    model, cpu = model_of(kind), torch.device("cpu")
     model.save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     published = load_file(file)
     some = [name for name in published if ".experts.3." in name]
-    assert len(some) == 3 * len([layer for layer in range(2) if mixture(model.config, layer)])
+    assert len(some) == 3 * len([layer for layer in range(3) if mixture(model.config, layer)])
     parts = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]  # an expert may be in another file
     save_file({name: published[name] for name in some}, parts[0])
     save_file({name: weight for name, weight in published.items() if name not in some}, parts[1])
@@ -163,9 +122,8 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
     # Before there is another cache, for which they would be compiled again.
     _ = [*map(library_for, (torch.float32, UNQUANTIZED)), library_for(UNQUANTIZED, quantized=True)]
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
-    sizes = {"moe_intermediate_size": 64, "mlp_only_layers": [], "norm_topk_prob": True}
-    model, fields = made("qwen3_moe", len(tokenizer), **sizes), {"expert_count": 5, "expert_used_count": 2}
-    fields["expert_feed_forward_length"] = 64
+    model = model_of("qwen3_moe", attention_bias=False, tie_word_embeddings=True)
+    fields = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 64}
     stored_in = {"ffn_gate_exps": "Q4_0", "ffn_up_exps": up, "ffn_down_exps": "Q8_0", "attn_q": "Q8_0"}
     write_gguf(tmp_path / "tiny.gguf", model, header=fields, tokenizer=tokenizer, stored_in=stored_in)
     preset = preset_of(Gguf(str(tmp_path / "tiny.gguf")))
@@ -179,7 +137,7 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
     exact = numbers.target_runner(64).prefill(prompt)
     assert (got - wanted).abs().max() < 1e-3 * wanted.abs().max()
     assert (got - exact).abs().max() < 2e-2 * wanted.abs().max()
-    experts = model.config.num_hidden_layers * 5 * 3 * 64 * 64
+    experts = model.config.num_hidden_layers * 6 * 3 * 96 * 64
     assert loaded.environment()["experts"]["bytes"] > experts / 2
     for one in (loaded, numbers):
         one.release()
@@ -188,28 +146,18 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
 # Texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["mixtral", "qwen3_moe", "flex_olmo", "int8"])
+@pytest.fixture(params=[*KINDS, "int8"])
 def loaded(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[Loaded]:
     """With untrained heads."""
     kind, dtype = ("qwen3_moe", "int8") if request.param == "int8" else (request.param, "float32")
-    heads = untrained_heads(len(tokenizer), 64, layers=2, heads=4, draft_vocab=len(tokenizer) - 20)
+    heads = untrained_heads(len(tokenizer), 96, layers=3, heads=4, draft_vocab=len(tokenizer) - 20)
     files = {name: tmp_path / f"{name}.safetensors" for name in heads}
     for name, head in heads.items():
         save_head(head, files[name], {})
-    folder = save(rounded(made(kind, len(tokenizer))), tokenizer, tmp_path / "model")
+    folder = save(rounded(model_of(kind)), tokenizer, tmp_path / "model")
     ready = load(preset_of(folder, heads=files, skip_layers=1), dtype, "cpu")
     yield ready
     ready.release()
-
-
-@needs_native
-def test_drafts_change_no_token(loaded: Loaded) -> None:
-    prompt = loaded.encode("the cat sat on the mat", raw=True)
-    assert loaded.engine == "native"
-    for settings, alone in texts_drafted_and_not(loaded, prompt, 20):
-        for drafter, tree in (("eagle", False), ("eagle", True), ("block", False), ("layer-skip", False)):
-            drafted = list(start(loaded, drafter, prompt, replace(settings, tree=tree)))
-            assert ids_of(drafted) == alone, (drafter, tree)
 
 
 @needs_native

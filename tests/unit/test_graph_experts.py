@@ -15,10 +15,10 @@ from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel, Router
 from specdemo.engines.linear import Linear, stacked
 from specdemo.engines.rows import branches_of
+from tests.harness.models import SWITCH, model_of
 
-from .test_experts import KINDS, made
+from .test_experts import KINDS
 from .test_graph import OperationRecorder
-from .test_settled import SWITCH, model_of
 from .toys import MODEL_VOCAB, recorded
 
 
@@ -31,7 +31,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_a_pass_with_experts_is_the_same_operations_whatever_is_chosen(kind: str) -> None:
-    graphs = Graphs(FusedModel.of(made(kind)), ops, lambda work: work, 1)
+    graphs = Graphs(FusedModel.of(model_of(kind)), ops, lambda work: work, 1)
     passes, watched = graphs.acquire(GraphRunner(graphs, 1), 1).passes, []
     for length in (0, 40):
         passes.where[0].fill_(length)
@@ -44,7 +44,7 @@ def test_a_pass_with_experts_is_the_same_operations_whatever_is_chosen(kind: str
 
 
 def test_the_weights_of_experts_are_not_copied() -> None:
-    model = made("mixtral")
+    model = model_of("mixtral")
     layer, weight = FusedModel.of(model).layers[0], model.model.layers[0].mlp.experts.gate_up_proj
     assert stacked(layer.up).data_ptr() == weight.data_ptr()
     assert torch.equal(stacked(layer.up), weight)
@@ -73,6 +73,6 @@ def test_a_slot_has_the_angles_of_each_run_that_it_serves() -> None:
 def test_a_gpu_captures_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the report and the badge say."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    config = deepcopy((made(kind) if kind in KINDS else model_of(kind)).config)
+    config = deepcopy(model_of(kind).config)
     config.head_dim = 64
     assert expected_engine(config, torch.bfloat16, torch.device("cuda")) == ("graph", True)

@@ -93,6 +93,7 @@ class Reading:
     rounds: bool = False  # the inputs of each product to 16 bits, which now and then chooses another expert
     states: Sequence[int] = ()
     text: list[int] = field(default_factory=list)
+    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # logits, and what they were at first
 
     def prefill(self, ids: Sequence[int]) -> None:
         self.runner.capture_hidden_states(self.states)
@@ -126,6 +127,8 @@ class Reading:
 
     def check(self, form: str, logits: Tensor, rows: int) -> None:
         assert self.runner.length == len(self.text)
+        assert all(torch.equal(*both) for both in self.given), "a pass has written over the logits of an earlier one"
+        self.given.append((logits, logits.clone()))
         wanted, states = self.wanted(self.text)
         self.close(form, logits, wanted[-rows:])
         if self.states:
