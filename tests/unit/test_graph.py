@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from specdemo.studies.rules import BROKEN, make_rule
 from specdemo.system.hardware import cpu_multiplies_bf16
 from specdemo.system.progress import attended
 from specdemo.types import MATCH, MAX_NODES, REJECTION, Settings
+from tests.harness.engines import ByAddress
 from tests.harness.models import run_by
 
 from . import toys
@@ -606,45 +606,6 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
 
 
 # Several texts in one pass ---------------------------------------------------------------------------------
-
-
-class ByAddress:
-    """In place of the kernels: torch's operations on the caches that lie at the distances which the rows tell."""
-
-    product = staticmethod(ops.product)
-
-    @staticmethod
-    def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> tuple[Any, ...]:
-        return where, paths, depths, apart
-
-    @staticmethod
-    def write_kv(qkv: Tensor, norms: Any, rotation: Any, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
-        each = apart(qkv, keys, values, *rows)
-        return torch.cat([ops.write_kv(some, norms, rotation, *cache, placed) for some, cache, placed in each])
-
-    @staticmethod
-    def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Any, **look: Any) -> Tensor:
-        each = apart(q, keys, values, *rows)
-        return torch.cat([ops.attend(some, *cache, placed, **look) for some, cache, placed in each])
-
-
-def apart(
-    x: Tensor, keys: Tensor, values: Tensor, where: Tensor, paths: Tensor, depths: Tensor, apart: bool
-) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], ops.Placed]]:
-    """The rows of a cache, or each of the rows of several, with its keys and values and where it stands there."""
-    size = 1 if apart else len(x)
-    for row in range(0, len(x), size):
-        distance, own = int(where[1, row]), slice(row, row + size)
-        further = distance * ops.UNIT * keys.element_size()
-        cache = lying_at(keys.data_ptr() + further, keys), lying_at(values.data_ptr() + further, values)
-        ends = torch.minimum(paths[own], depths[own, None]) if apart else paths[own]
-        yield x[own], cache, ops.placed(where[:, own], ends, depths[own], keys.shape[1])
-
-
-def lying_at(address: int, like: Tensor) -> Tensor:
-    """The tensor of the shape and type of another that lies at an address."""
-    memory = (ctypes.c_char * like.nbytes).from_address(address)
-    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
 @dataclass
