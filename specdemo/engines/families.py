@@ -237,7 +237,8 @@ def key_heads(config: PreTrainedConfig) -> int:
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    stated = None if config.model_type == "gpt2" else getattr(config, "head_dim", None)  # GPT-2 reads no such field
+    return stated or config.hidden_size // config.num_attention_heads
 
 
 def final_norm_eps(config: PreTrainedConfig) -> float | None:

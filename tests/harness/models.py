@@ -87,6 +87,7 @@ FAMILIES: Models = {  # those of `engines.families`, and how each can differ
     "llama 3": ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}}),
     "gpt2": ("gpt2", {}),
     "gpt2, 4 heads of 32": ("gpt2", {"hidden_size": 128}),
+    "gpt2 with a width that it does not read": ("gpt2", {"head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
