@@ -28,12 +28,13 @@ from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.decoding.loop import rule_for
 from specdemo.engines.runner import Pass, read_together
 from specdemo.models.cached import list_cached
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset, load_prompts
 from specdemo.racing import batch, race
 from specdemo.racing.compare import compare, is_near_tie, tokens_of
 from specdemo.racing.trace import PLAIN, environment_of, read_trace, request_of, trace_lines, write_trace
 from specdemo.types import AUTO, Settings
+from tests.harness.classes import Loaded
 
 from . import golden
 from .unit import test_help

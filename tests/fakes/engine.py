@@ -43,9 +43,10 @@ from specdemo.types import (
     TokenKind,
 )
 from specdemo.ui.durations import Durations
-from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
+from specdemo.ui.engine import NOTHING_LOADED, Backend, Status
 from specdemo.ui.lab.pictures import BY_WORDS, PICTURES
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, MORE_LANES, NO_LANE, read_form
+from tests.harness.ui_classes import Engine
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")

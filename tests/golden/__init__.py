@@ -115,10 +115,10 @@ def _of_api() -> dict[str, Any]:
     """The schema of the endpoints, and the answer to a call."""
     from gradio_client import Client
 
-    from specdemo.ui.engine import Engine, real_backend
+    from specdemo.ui.engine import real_backend
     from specdemo.ui.look import launch_options
     from specdemo.ui.page import build_page
-    from specdemo.ui.runs import Runs
+    from tests.harness.ui_classes import Engine, Runs
 
     engine, runs = Engine({TINY: find_preset(TINY)}, real_backend()), Runs()
     page = build_page(engine, runs, {"plays": ["ROMEO:"]})

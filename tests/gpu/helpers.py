@@ -17,8 +17,8 @@ from specdemo.drafters.captured_trees import Growth
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import Named, grow_by_depth
 from specdemo.engines.gpu.graph import Graphs
-from specdemo.engines.layout import FusedModel
 from specdemo.types import Draft
+from tests.harness.classes import FusedModel
 
 VOCAB = 512
 EXACT, ROUGH = 1e-4, 2e-2  # the largest relative errors: in float32, in 16 bits

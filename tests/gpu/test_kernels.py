@@ -16,8 +16,9 @@ from specdemo.bench import models
 from specdemo.engines import ops
 from specdemo.engines.choose import OLDEST
 from specdemo.engines.gpu import graph
-from specdemo.engines.layout import FusedModel, Linear, Norm, Router
+from specdemo.engines.layout import Linear, Norm, Router
 from specdemo.engines.rows import MOST_ROWS, branches_of
+from tests.harness.classes import FusedModel
 
 from .helpers import EXACT, ROUGH, relative_error, tiny
 

@@ -15,12 +15,11 @@ from specdemo.decoding.drafter import alone, answered
 from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
-from specdemo.engines.eager import EagerRunner
-from specdemo.engines.gpu.graph import LONGEST, GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
+from specdemo.engines.gpu.graph import LONGEST, Graphs
 from specdemo.engines.rows import MOST_ROWS
 from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.types import MAX_K
+from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
 
 from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny
 

@@ -12,8 +12,8 @@ from specdemo.bench.models import WITH_HEADS, capture_for, random_head
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.engines.gpu.capture import CapturedFunctions
-from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.types import MAX_NODES, Draft, Settings
+from tests.harness.classes import GraphRunner
 
 from .helpers import ByTable, graphs_of, tiny, tree_of_host
 

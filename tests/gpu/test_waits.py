@@ -20,10 +20,9 @@ from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters import draft_model
 from specdemo.drafters.heads import eagle
-from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.runner import Runner
 from specdemo.types import MAX_NODES, REJECTION, Settings
+from tests.harness.classes import GraphRunner, HeadDrafter
 
 from .helpers import Copying, pair_of, tiny
 

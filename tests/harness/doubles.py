@@ -18,13 +18,13 @@ from transformers import (
 )
 
 from specdemo.decoding import batch, loop
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS, Pass
 from specdemo.system import hardware
 from specdemo.types import MAX_NODES, Draft, Verdict
+from tests.harness.classes import CostModel
 
 VOCAB = 4  # tokens of a table model
 MODEL_VOCAB = 61  # tokens of a tiny transformer

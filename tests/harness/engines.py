@@ -28,13 +28,12 @@ from transformers import (
 from specdemo.drafters.names import drafter_class
 from specdemo.engines import linear, ops
 from specdemo.engines.cpu.library import library_for
-from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import Work
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
+from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.native import NativeRunner, native_model
+from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
 
 from .doubles import MODEL_VOCAB
 from .toys import ModelToy

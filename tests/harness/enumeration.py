@@ -21,11 +21,11 @@ from specdemo.decoding import match
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.match import Match
-from specdemo.decoding.rejection import Rejection, verify
+from specdemo.decoding.rejection import verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
 from specdemo.types import REJECTION, Draft, Settings, Verdict, parents_or_chain
+from tests.harness.classes import Match, Rejection
 
 from .doubles import ids_of
 

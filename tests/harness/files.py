@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from specdemo.drafters.heads.files import save_head
 from specdemo.models.presets import Preset
 from specdemo.models.sources import Wheel
-from tests.unit.toys import ngram_file, untrained_heads
+from tests.harness.toys import ngram_file, untrained_heads
 
 from .models import preset_of, save, tiny
 

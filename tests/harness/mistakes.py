@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdemo.decoding.rejection import TESTING, Rejection, residual, verify
+from specdemo.decoding.rejection import TESTING, residual, verify
 from specdemo.decoding.rule import Drawn
 from specdemo.decoding.sampling import probabilities, sample
 from specdemo.types import Draft, Settings, TokenKind, Verdict
+from tests.harness.classes import Rejection
 
 from .doubles import VOCAB
 from .enumeration import VerifyFn

@@ -19,11 +19,12 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
 from specdemo.engines.runner import Runner
 from specdemo.models import weights
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import Preset
 from specdemo.models.sources import Folder, Source
 from specdemo.system.hardware import unquantized
-from tests.unit.toys import recorded
+from tests.harness.classes import Loaded
+from tests.harness.engines import recorded
 
 VOCAB = 299  # as many as the tokens of `files.make_tokenizer`
 SWITCH = 64  # a longer text has other angles in a model with LongRoPE

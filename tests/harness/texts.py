@@ -15,10 +15,10 @@ from specdemo.decoding import batch
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.names import drafter_class
-from specdemo.models.loaded import Loaded
 from specdemo.racing.race import start
 from specdemo.studies.statistics import chi_square
 from specdemo.types import DraftOutcome, Settings
+from tests.harness.classes import Loaded
 
 from .doubles import copying, ids_of, rounds_of
 

@@ -29,8 +29,8 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.mtp import MtpHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
-from specdemo.engines.eager import EagerRunner
 from specdemo.types import Settings
+from tests.harness.classes import EagerRunner
 from tools.train.data import ASSISTANT
 from tools.train.ngram import build_table
 

@@ -24,11 +24,10 @@ from specdemo.racing.trace import Entry
 from specdemo.studies.lab import STUDIES
 from specdemo.types import DraftOutcome
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import Engine
 from specdemo.ui.lab.tab import FRONT
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
-from specdemo.ui.runs import Runs
+from tests.harness.ui_classes import Engine, Runs
 from tools.page import ARGUMENTS, BROWSERS
 
 from ..fakes.engine import PROMPTS, Script

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from specdemo.racing import summary
 from specdemo.ui.replay import opening
-from specdemo.ui.runs import Runs
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import MEMORY_RATE, Script
 from .browser import executable, launched, served

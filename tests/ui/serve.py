@@ -6,7 +6,7 @@ import sys
 
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
-from specdemo.ui.runs import Runs
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script
 

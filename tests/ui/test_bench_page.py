@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Error
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.stats import Stats
 from specdemo.studies.tables import text_table
 from specdemo.types import BadInput
+from tests.harness.classes import Stats
 from tools import page as bench_page
 from tools.page import (
     ALONE,

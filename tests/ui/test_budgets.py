@@ -48,7 +48,8 @@ from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import MOST_BYTES, Run, size_of
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
-from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS, Runs
+from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PRESETS, Script, stand_in
 from ..fakes.study import Endless

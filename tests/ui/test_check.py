@@ -26,13 +26,14 @@ from specdemo.servers.race import TURNS
 from specdemo.studies.lab import STUDIES
 from specdemo.types import BadInput, Settings
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import MOST_OWN, Engine, EngineTrouble, real_backend
+from specdemo.ui.engine import MOST_OWN, EngineTrouble, real_backend
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.mcp import tools
 from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
-from specdemo.ui.runs import Runs
-from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
+from tests.harness.files import make_tokenizer, write_gguf
+from tests.harness.models import preset_of, save, tiny
+from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes.engine import PRESETS, PROMPTS, Script, asked_by_form
 from ..fakes.server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving

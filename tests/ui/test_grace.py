@@ -15,8 +15,8 @@ from playwright.sync_api import expect
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.ui.jobs import GRACE_SECONDS
 from specdemo.ui.race.run import Run
-from specdemo.ui.runs import Runs
 from specdemo.ui.serving.line import MODEL_LINE, is_heard
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import Script
 from ..fakes.network import Network

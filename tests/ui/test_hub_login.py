@@ -22,7 +22,7 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import PLAIN
 from specdemo.ui import hub_login
 from specdemo.ui.page import build_page
-from specdemo.ui.runs import Runs
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PRESETS, PROMPTS, Script
 from ..fakes.hub import SECRET, Denied, TheHub

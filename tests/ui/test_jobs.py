@@ -24,12 +24,13 @@ from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.asking import halting
-from specdemo.ui.engine import Engine, EngineTrouble, Pauses, Said, pauses
+from specdemo.ui.engine import EngineTrouble, Pauses, Said, pauses
 from specdemo.ui.facts import facts
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.race.run import Run
-from specdemo.ui.runs import Runs, is_local
+from specdemo.ui.runs import is_local
 from specdemo.ui.serving.stream import _events
+from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes.engine import PRESETS, Script, ScriptedLoaded
 from ..sentences import refuses, tells

@@ -30,15 +30,15 @@ from specdemo.studies.study import some_of_each
 from specdemo.studies.tables import Table
 from specdemo.system.progress import check_stopped
 from specdemo.types import BadInput
-from specdemo.ui.engine import Engine, EngineTrouble, Pauses, real_backend
+from specdemo.ui.engine import EngineTrouble, Pauses, real_backend
 from specdemo.ui.lab import plots
 from specdemo.ui.lab import run as lab_run
 from specdemo.ui.lab.pictures import PICTURES, Shown
 from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.lab.results import plain
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.runs import Runs
-from tests.unit.checkpoints import full_preset
+from tests.harness.files import full_preset
+from tests.harness.ui_classes import Engine, Runs
 
 from ..sentences import refuses, telling, tells
 from .browser import choose, serious, served_engine, settings

@@ -24,9 +24,9 @@ from specdemo.ui.jobs import RACE
 from specdemo.ui.lab.run import work_of
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
-from specdemo.ui.runs import Runs
 from specdemo.ui.serving import line, queue
 from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script
 from ..sentences import gist, refuses, tells

@@ -16,9 +16,10 @@ from specdemo.decoding.events import emitted_tokens
 from specdemo.types import BadInput
 from specdemo.ui import mcp as tools
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import Engine, real_backend
+from specdemo.ui.engine import real_backend
 from specdemo.ui.serving import line
-from tests.unit.checkpoints import full_preset
+from tests.harness.files import full_preset
+from tests.harness.ui_classes import Engine
 
 from ..fakes.engine import PROMPTS, Script
 from ..sentences import gist, refuses, tells

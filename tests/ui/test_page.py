@@ -41,13 +41,13 @@ from specdemo.ui.page import build_page
 from specdemo.ui.race.run import Run
 from specdemo.ui.replay.playable import playable_json
 from specdemo.ui.replay.routes import RECORDINGS, recordings
-from specdemo.ui.runs import Runs
 from specdemo.ui.serving.head import Head, modules
 from specdemo.ui.serving.line import MAX_WAITING, MODEL
 from specdemo.ui.serving.stream import _news
 from specdemo.ui.share.saved import saved_page
 from specdemo.ui.watch.routes import ENDED, _events
 from specdemo.ui.watch.watches import Watch, Watches
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PRESETS, PROMPTS, Script, ScriptedLoaded, stand_in
 from ..fakes.study import Counting, Long

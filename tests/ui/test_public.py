@@ -24,10 +24,10 @@ from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.run import Run
-from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 from specdemo.ui.serving.entry import Entry
 from specdemo.ui.serving.head import Head
+from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import Script, asked_by_form
 from ..sentences import refuses, tells

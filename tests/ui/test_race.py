@@ -20,20 +20,21 @@ from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.stats import Stats, speed_up
+from specdemo.racing.stats import speed_up
 from specdemo.racing.summary import CAUSES
 from specdemo.racing.text import LaneText
 from specdemo.racing.trace import Entry, read_trace
 from specdemo.racing.verdict import numbers
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
-from specdemo.ui.engine import Engine, Pauses, real_backend
+from specdemo.ui.engine import Pauses, real_backend
 from specdemo.ui.race import run as race_run
 from specdemo.ui.race.messages import CODES
 from specdemo.ui.race.run import Run
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
-from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
+from tests.harness.classes import Stats
+from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes import engine as scripted
 from ..fakes.engine import MEMORY_RATE, PLACEMENT, PRESETS, PROMPTS, Script, asked_by_form

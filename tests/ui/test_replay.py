@@ -27,7 +27,6 @@ from starlette.requests import Request as Asked
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.stats import Stats
 from specdemo.racing.trace import Candidate, Entry, Request, Spans, TokenProbabilities, read_trace, write_trace
 from specdemo.types import REJECTION, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from specdemo.ui.race.messages import row_of
@@ -36,6 +35,7 @@ from specdemo.ui.replay import opening, routes
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX, recordings
+from tests.harness.classes import Stats
 
 from ..fakes.engine import PRESETS, Script, ScriptedLoaded
 from ..fakes.traces import CORPUS, GREEDY, NAMES, ON_A_GPU, REAL, SHIPPED, header_of, lines_of, three_lanes, traced

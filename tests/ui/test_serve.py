@@ -20,10 +20,10 @@ import pytest
 from specdemo import __version__
 from specdemo.types import BadInput
 from specdemo.ui import health
-from specdemo.ui.engine import Engine, EngineTrouble
+from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.race.run import Run
-from specdemo.ui.runs import Runs
 from specdemo.ui.serve import read_logins
+from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes.engine import PRESETS, Script
 from ..sentences import refuses, tells

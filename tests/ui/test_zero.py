@@ -15,10 +15,10 @@ from specdemo.models.presets import load_presets
 from specdemo.racing.trace import Entry
 from specdemo.ui import zero
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import Engine, EngineTrouble, real_backend
+from specdemo.ui.engine import EngineTrouble, real_backend
 from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import Run
-from specdemo.ui.runs import Runs
+from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes.spaces import Spaces
 from ..sentences import refuses

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.engines.cpu.library import library_for
 from specdemo.models import loaded as models
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, Preset, find_preset
 from specdemo.models.sources import Wheel
 from specdemo.models.store import ignore
@@ -28,9 +28,10 @@ from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.servers.llamacpp_process import started
 from specdemo.system import cpu_level
 from specdemo.system.hardware import UNQUANTIZED, cpu_flags
-
-from .checkpoints import full_preset, make_tokenizer
-from .toys import PROMPT, random_mtp, random_table
+from tests.harness.classes import Loaded
+from tests.harness.doubles import PROMPT, random_table
+from tests.harness.files import full_preset, make_tokenizer
+from tests.harness.toys import random_mtp
 
 
 @pytest.fixture(autouse=True)

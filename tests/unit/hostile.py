@@ -29,9 +29,10 @@ from specdemo.models.sources import Folder, Gguf, Source
 from specdemo.models.store import LoadError
 from specdemo.racing.race import race
 from specdemo.types import BadInput, NotFinite, Settings
+from tests.harness.files import make_tokenizer, write_gguf
+from tests.harness.models import preset_of, save, tiny
 
 from ..fakes import published
-from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
 CASES = 300
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

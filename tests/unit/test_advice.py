@@ -19,14 +19,16 @@ from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.figures import Figures, alpha_for, memory_shares, noise, weight_bytes
 from specdemo.racing.notes import notes
 from specdemo.racing.race import race
-from specdemo.racing.stats import Stats, speed_up
+from specdemo.racing.stats import speed_up
 from specdemo.racing.summary import summary
 from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
 from specdemo.racing.verdict import judge_lane as judge
 from specdemo.types import AUTO, Ahead, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from tests.harness.classes import Stats
+from tests.harness.doubles import PROMPT
+from tests.harness.toys import alike_toy
 
 from ..sentences import gist, tells
-from .toys import PROMPT, alike_toy
 
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 PASS = 0.01

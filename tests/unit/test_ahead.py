@@ -27,11 +27,11 @@ from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.asked import read_lanes
 from specdemo.racing.race import check_rule, race, start
-from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
 from specdemo.ui.race.messages import event_of
+from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, TableRunner, costs_with, draft_in_turn, ids_of
 from tests.harness.engines import EngineToy, mixed, tiny_model
 from tests.harness.mistakes import ByArgmax

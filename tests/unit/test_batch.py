@@ -26,13 +26,14 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
 from specdemo.engines.runner import Pass, Wanted
 from specdemo.models import placement
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.racing.batch import batch as batch_of
 from specdemo.racing.race import drafters_of
 from specdemo.studies.prompts import read_prompts
 from specdemo.system.progress import Stopped
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
+from tests.harness.classes import Loaded
 from tests.harness.doubles import (
     MODEL_VOCAB,
     PROMPT,

@@ -37,15 +37,15 @@ from specdemo.bench.turns import in_turns
 from specdemo.cli.bench import keep
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.drafters.names import drafter_class
-from specdemo.models.loaded import Loaded
 from specdemo.models.results import describe_results
 from specdemo.racing.race import start
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import write_json
 from specdemo.types import AUTO, MATCH, BadInput, Settings
+from tests.harness.classes import Loaded
+from tests.harness.models import tiny
 
 from ..sentences import refuses, tells
-from .checkpoints import tiny
 
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
 THEIRS, DRAFTERS = (HF, ASSISTED, TUNED, LOOKUP), ("ngram", "draft-model")

@@ -26,11 +26,11 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.engines import ops
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import Graphs
-from specdemo.engines.layout import FusedModel
 from specdemo.types import BadInput, FinishReason, Token, TokenKind
+from tests.harness.classes import FusedModel
+from tests.harness.engines import cpu_engine
 
 from ..gpu.helpers import graphs_of, tiny
-from .toys import cpu_engine
 
 pytestmark = pytest.mark.usefixtures("little_room")
 CPU = torch.device("cpu")

@@ -14,19 +14,21 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import AND, find_preset, load_presets, preset_of, read_preset
 from specdemo.models.report import report_on, save_preset
 from specdemo.models.sources import Folder, Gguf, Hub
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.types import BadInput, Settings
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of
+from tests.harness.files import make_tokenizer, write_gguf
+from tests.harness.models import save, tiny
 
 from ..conftest import Command
 from ..sentences import refuses, tells
-from .checkpoints import make_tokenizer, save, tiny, write_gguf
 from .test_memory import floats
-from .toys import ids_of
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,12 @@ from specdemo.studies import writers
 from specdemo.studies.causes import CONTEXT, LANGUAGE, PLACE, TEMPERATURE, TEXT, THINKING, WEIGHTS, Causes
 from specdemo.studies.writers import Written, _halves
 from specdemo.types import Settings
+from tests.harness.files import make_tokenizer
+from tests.harness.models import preset_of, save, tiny
 
 from ..conftest import Command
 from ..fakes.writers import Rounds, events_of, written
 from ..sentences import tells
-from .checkpoints import make_tokenizer, preset_of, save, tiny
 
 GOOD: Rounds = [(4, 4), (4, 3), (4, 4), (4, 2), (4, 4)]
 BAD: Rounds = [(4, 1), (4, 0), (4, 0), (4, 1), (4, 0)]

@@ -21,13 +21,13 @@ from specdemo.decoding.events import emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import PROB_SCALE, load_table
 from specdemo.models.chat import encode as encode_prompt
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Folder
 from specdemo.racing.race import race, start
-from specdemo.racing.stats import Stats
 from specdemo.racing.summary import summary
 from specdemo.types import BadInput, Settings
+from tests.harness.classes import Loaded, Stats
 from tools.train import chargpt, shakespeare
 from tools.train.chargpt import Recipe, held_out_loss
 from tools.train.ngram import build_bigrams

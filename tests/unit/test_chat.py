@@ -18,10 +18,11 @@ from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.types import BadInput
+from tests.harness.files import CHATML, make_tokenizer, spaced_tokenizer, write_gguf
+from tests.harness.models import preset_of, save, tiny
 
 from ..conftest import Command
 from ..sentences import refuses, tells
-from .checkpoints import CHATML, make_tokenizer, preset_of, save, spaced_tokenizer, tiny, write_gguf
 
 TRIMMED = CHATML.replace("message['content']", "message['content'] | trim")
 DEPENDENT = CHATML.replace("message['content']", "(message['content'] if 'cat' in message['content'] else 'no cats')")

@@ -25,11 +25,12 @@ from specdemo.studies.writers import Written
 from specdemo.types import AUTO, BadInput, Settings
 from specdemo.ui.lab.pictures import PICTURES
 from specdemo.ui.lab.results import Results
+from tests.harness.files import make_tokenizer, write_gguf
+from tests.harness.models import preset_of, save, tiny
 
 from ..conftest import Command
 from ..fakes.writers import ALONE, DRAFTED, Rounds, Scripted, written
 from ..sentences import gist, refuses, tells
-from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
 ROUND = 0.1  # seconds of the target alone
 TOKENS = 2.4  # of a round with a draft, see DRAFTED

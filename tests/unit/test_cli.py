@@ -11,8 +11,8 @@ import pytest
 from specdemo.cli import main as cli
 from specdemo.cli.options import printable
 from specdemo.decoding.events import Round, emitted_tokens
-from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, trace_lines
+from tests.harness.classes import Stats
 
 from ..sentences import tells
 

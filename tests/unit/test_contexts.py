@@ -17,10 +17,11 @@ from specdemo.studies.profile import profile
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.sweep import Sweep
 from specdemo.types import BadInput, Settings
+from tests.harness.files import make_tokenizer
+from tests.harness.models import preset_of, save, tiny
 
 from ..conftest import Command
 from ..sentences import refuses
-from .checkpoints import make_tokenizer, preset_of, save, tiny
 from .test_models import text_of
 
 SHORT = 48  # tokens that the draft model reads; the target reads 256

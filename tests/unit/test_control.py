@@ -16,11 +16,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, Readers, best_length
-from specdemo.decoding.costs import CostModel, DraftStats
+from specdemo.decoding.adaptive_k import PROBING, Readers, best_length
+from specdemo.decoding.costs import DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Token, TokenKind
+from tests.harness.classes import CostModel, DraftLengthController
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
 STEEP = {1: 1.0, MAX_K + 1: MAX_K + 1.0}

@@ -40,10 +40,11 @@ from specdemo.models.store import LoadError, crc32_of, ignore
 from specdemo.models.tokenizer_files import converted_tokenizer
 from specdemo.system.folders import cache_folder
 from specdemo.system.hardware import compute_dtype
+from tests.harness.engines import cpu_engine
+from tests.harness.files import make_tokenizer, sha256, write_gguf, write_wheel
+from tests.harness.models import preset_of
 
 from ..sentences import refuses, tells
-from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
-from .toys import cpu_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = {"eagle": Path("none.safetensors")}  # for which the embeddings are kept

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from specdemo.decoding import costs as costs_module
 from specdemo.decoding import loop
-from specdemo.decoding.adaptive_k import DraftLengthController
-from specdemo.decoding.costs import FOLLOW, FORGET, LENGTHS, OUTLIER, CostModel, DraftStats, measure_passes
+from specdemo.decoding.costs import FOLLOW, FORGET, LENGTHS, OUTLIER, DraftStats, measure_passes
 from specdemo.decoding.events import Round
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
+from tests.harness.classes import CostModel, DraftLengthController
+from tests.harness.doubles import TableRunner, random_table
 from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_of, learn
-from tests.unit.toys import TableRunner, random_table
 
 
 def measured(runner: TableRunner, settings: Settings | None = None, most_k: int = MAX_K) -> CostModel:

@@ -19,16 +19,18 @@ from specdemo.engines import linear
 from specdemo.engines.choose import expected_engine
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.racing.compare import is_exact
 from specdemo.racing.race import start
 from specdemo.system import compiled, cpu_level, hardware
 from specdemo.types import BadInput, Settings
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of, rounds_of
+from tests.harness.files import full_preset
+from tests.harness.models import preset_of, save, tiny
 
 from ..sentences import refuses
-from .checkpoints import full_preset, preset_of, save, tiny
-from .toys import ids_of, rounds_of
 
 CPU = torch.device("cpu")
 PROMPT = "the cat sat"

@@ -17,24 +17,22 @@ from specdemo.decoding import loop
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
-from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.mtp import Mtp
 from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
-from tests.unit.toys import (
-    DRAFTER_NAMES,
+from tests.harness.classes import HeadDrafter
+from tests.harness.doubles import (
     PROMPT,
     Scripted,
     TableRunner,
-    TableToy,
-    alike_toy,
     counting_table,
-    decode,
     ids_of,
     oracle,
     random_table,
     rounds_of,
     texts_read,
 )
+from tests.harness.texts import decode
+from tests.harness.toys import DRAFTER_NAMES, TableToy, alike_toy
 
 from ..sentences import refuses
 

@@ -19,7 +19,6 @@ import pytest
 
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY, named
 from specdemo.decoding.events import Event, emitted_tokens
-from specdemo.models.loaded import Loaded
 from specdemo.racing.race import start
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
@@ -31,6 +30,7 @@ from specdemo.studies.tables import csv_text, json_text
 from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
+from tests.harness.classes import Loaded
 
 from ..conftest import Command
 from ..fakes.server import Answer, head, json_answer, llamacpp_answers, replayed, replayed_alone, serving

@@ -13,14 +13,16 @@ import torch
 from specdemo.decoding.drafter import alone, answered
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
-from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import Named
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
 from specdemo.engines.runner import States
 from specdemo.types import MAX_NODES, REJECTION, NotFinite, Settings
-from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded, tiny_model
+from tests.harness.classes import Eagle
+from tests.harness.doubles import MODEL_VOCAB, paths_of
+from tests.harness.engines import recorded, tiny_model
+from tests.harness.toys import ModelToy, head_after
 
 from ..sentences import refuses
 

@@ -24,21 +24,21 @@ from specdemo.engines.families import mixture
 from specdemo.engines.native import can_run
 from specdemo.engines.quantized import widened
 from specdemo.engines.runner import Wanted, read_together
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
 from specdemo.racing.figures import bytes_of, experts_counted, experts_read
 from specdemo.racing.race import decoding_of, start
-from specdemo.racing.stats import Stats
 from specdemo.racing.stats import Tested as Draft  # pytest would collect a Tested
 from specdemo.racing.verdict import judge_lane
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import Settings
+from tests.harness.classes import Loaded, Stats
+from tests.harness.doubles import ids_of
 from tests.harness.files import write_gguf
 from tests.harness.models import model_of, preset_of, rounded, run_by, save
-
-from .toys import ids_of, untrained_heads
+from tests.harness.toys import untrained_heads
 
 KINDS = ("mixtral", "qwen3_moe with dense layers", "flex_olmo")
 needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")

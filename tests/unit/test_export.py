@@ -18,8 +18,10 @@ from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.types import BadInput
 from tests.conftest import Command
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.engines import tiny_model
+from tests.harness.toys import untrained_heads
 from tests.unit.test_published_heads import BLOCKS, EAGLES, FORMATS, TARGET, made
-from tests.unit.toys import MODEL_VOCAB, tiny_model, untrained_heads
 
 from ..fakes.published import LAYERS, write
 from ..sentences import refuses, tells

@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerFast
 from specdemo.drafters.heads.files import save_head
 from specdemo.models import loaded as loading
 from specdemo.models import report
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.racing.race import start
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of
 from tests.harness.models import FAMILIES, load_by, model_of, preset_of, rounded, save
-
-from .toys import ids_of, texts_drafted_and_not, untrained_heads
+from tests.harness.texts import texts_drafted_and_not
+from tests.harness.toys import untrained_heads
 
 KINDS = ("eagle", "block")
 INT8 = "qwen3_moe in int8"

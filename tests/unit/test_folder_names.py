@@ -15,12 +15,14 @@ from specdemo.models.report import save_preset
 from specdemo.models.sources import Folder
 from specdemo.racing.race import race
 from specdemo.types import BadInput, Settings
-from specdemo.ui.engine import Engine, real_backend
+from specdemo.ui.engine import real_backend
 from specdemo.ui.race.own_models import _named
+from tests.harness.files import make_tokenizer
+from tests.harness.models import save, tiny
+from tests.harness.ui_classes import Engine
 
 from ..conftest import Command
 from ..sentences import refuses, tells
-from .checkpoints import make_tokenizer, save, tiny
 
 NAMES = [
     "a + b",

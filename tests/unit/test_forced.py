@@ -24,12 +24,13 @@ from specdemo.decoding.drafter import alone
 from specdemo.decoding.events import Event, Round
 from specdemo.drafters.forced import ForcedFirst
 from specdemo.drafters.none import NoDrafter
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.race import start
 from specdemo.racing.summary import report
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Draft, DraftOutcome, Settings
+from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, random_table, rounds_of
 from tests.harness.grammar import END, GRAMMAR, LANGUAGE, TOKENS, constraint_of, may_follow, written
 from tests.harness.toys import TableToy

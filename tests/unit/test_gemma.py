@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from specdemo.engines.cpu.library import library_for
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import start
 from specdemo.types import Settings
-
-from .toys import generated, ids_of
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of
+from tests.harness.texts import generated
 
 PRESETS = Path(__file__).parents[1] / "presets"
 PROMPT = "The history of the city of Paris begins"

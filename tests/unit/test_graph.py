@@ -23,8 +23,7 @@ from specdemo.decoding.events import Event, Finished, Round
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
-from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.drafters.heads.eagle import Eagle, EaglePasses
+from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.peagle import PEagle
 from specdemo.drafters.heads.ready import LayeredPasses
@@ -33,19 +32,20 @@ from specdemo.engines import choose, gpu, linear, ops
 from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions, CudaCapture, Work
-from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, GraphRunner, Graphs, Outcome
-from specdemo.engines.layout import FusedModel
+from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, Graphs, Outcome
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner, read_together
 from specdemo.studies.rules import BROKEN, make_rule
 from specdemo.system.hardware import cpu_multiplies_bf16
 from specdemo.system.progress import attended
 from specdemo.types import MATCH, MAX_NODES, REJECTION, Settings
-from tests.harness.engines import ByAddress
+from tests.harness import engines
+from tests.harness.classes import Eagle, FusedModel, GraphRunner, HeadDrafter
+from tests.harness.doubles import MODEL_VOCAB, ids_of
+from tests.harness.engines import ARCHITECTURES, ByAddress, cpu_engine, recorded, tiny_model
 from tests.harness.models import run_by
-
-from . import toys
-from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
+from tests.harness.texts import decode
+from tests.harness.toys import ModelToy
 
 pytestmark = pytest.mark.usefixtures("little_room")
 
@@ -216,7 +216,7 @@ class Launches(TorchDispatchMode):
 
 def captured_apart(work: Work) -> Work:
     """Replays whose operations are not counted."""
-    replay = toys.recorded(work)
+    replay = engines.recorded(work)
 
     def apart() -> Any:
         with _disable_current_modes():

@@ -11,15 +11,17 @@ import torch
 from specdemo.engines import ops
 from specdemo.engines.choose import expected_engine
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel, Router
+from specdemo.engines.gpu.graph import Graphs
+from specdemo.engines.layout import Router
 from specdemo.engines.linear import Linear, stacked
 from specdemo.engines.rows import branches_of
+from tests.harness.classes import FusedModel, GraphRunner
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.engines import recorded
 from tests.harness.models import SWITCH, model_of
 
 from .test_experts import KINDS
 from .test_graph import OperationRecorder
-from .toys import MODEL_VOCAB, recorded
 
 
 @pytest.fixture(autouse=True)

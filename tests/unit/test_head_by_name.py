@@ -11,7 +11,7 @@ import pytest
 
 from specdemo.decoding.events import Round, branches, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults, Preset, find_preset, load_presets, preset_of, with_head
 from specdemo.models.published_heads import head_format
 from specdemo.models.report import report_on, save_preset
@@ -23,11 +23,13 @@ from specdemo.racing.trace import read_trace, trace_lines
 from specdemo.types import AUTO, BadInput, Settings, TokenKind
 from specdemo.ui.facts import facts
 from tests.conftest import Command
+from tests.harness.classes import EagerRunner, Loaded
+from tests.harness.files import make_tokenizer
+from tests.harness.models import save, tiny
 
 from ..fakes import published
 from ..fakes.published import write
 from ..sentences import refuses, tells
-from .checkpoints import make_tokenizer, save, tiny
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +224,7 @@ def test_trees_of_a_preset_are_a_default_and_no_condition(
 
     assert trees()[:2] == (True, True)
     assert trees("--chain")[:2] == (False, False)
-    monkeypatch.setattr("specdemo.engines.eager.EagerRunner.cannot_branch", "it is too old")
+    monkeypatch.setattr(EagerRunner, "cannot_branch", "it is too old")
     tree, branched, told = trees("--eager")
     assert (tree, branched, tells(told, "chains old.")) == (False, False, True)
     refused = command("race", "--preset", "mine", "--prompt", "the cat", "--raw", "--eager", "--tree")

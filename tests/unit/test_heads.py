@@ -22,8 +22,6 @@ from specdemo.decoding.drafter import DrafterParts, alone, answered
 from specdemo.drafters.chain import NextPass
 from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads.backends import NativeBackend
-from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_head, save_head
 from specdemo.drafters.heads.medusa import MedusaHead
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, LayeredHead
@@ -33,7 +31,10 @@ from specdemo.engines.linear import Linear
 from specdemo.engines.runner import Pass
 from specdemo.models.presets import find_preset
 from specdemo.types import MAX_K, BadInput, Draft, Settings, TokenKind, Verdict
-from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, tiny_model
+from tests.harness.classes import Eagle, HeadDrafter
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.engines import tiny_model
+from tests.harness.toys import ModelToy, head_after
 from tools.train.data import ASSISTANT
 from tools.train.head import TrainingPlan, judge, train_head
 from tools.train.outputs import OUTPUTS

@@ -23,11 +23,12 @@ from specdemo.models.loaded import load
 from specdemo.models.presets import Preset
 from specdemo.models.sources import Hub
 from specdemo.models.store import LoadError
+from tests.harness.files import make_tokenizer, sha256, write_gguf
+from tests.harness.models import save, tiny
 
 from ..fakes import published
 from ..fakes.hub import COMMIT, Handler
 from ..sentences import gist, tells
-from .checkpoints import make_tokenizer, save, sha256, tiny, write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 Answer = tuple[Any, list[Any], float]  # what was asked for or why not, the stages, seconds slept

@@ -12,16 +12,18 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from specdemo.engines.families import HYBRIDS, is_hybrid
 from specdemo.engines.hybrid import AGAIN
 from specdemo.engines.runner import CannotBranch
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
 from specdemo.types import DraftOutcome, Settings
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.models import EAGER, model_of, preset_of, run_by, save
+from tests.harness.texts import generated
 
 from .test_by_name import tokens_of
 from .test_memory import floats
 from .test_runner import fresh
-from .toys import generated, ids_of, rounds_of
 
 KINDS = [name for name, (kind, _) in EAGER.items() if kind in HYBRIDS]
 EVERYDAY = "qwen3_5", "lfm2", "falcon_h1"

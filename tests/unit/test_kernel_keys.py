@@ -15,15 +15,14 @@ import torch
 from specdemo.bench.gpu_passes import parts
 from specdemo.engines import choose
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import LENGTHS, GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
+from specdemo.engines.gpu.graph import LENGTHS, Graphs
 from specdemo.engines.linear import Linear
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
 from specdemo.engines.runner import Pass, read_together
 from specdemo.system.progress import attended
 from specdemo.types import MAX_K, MAX_NODES
-
-from .toys import recorded, tiny_model
+from tests.harness.classes import FusedModel, GraphRunner
+from tests.harness.engines import recorded, tiny_model
 
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton for this machine")
 ATTENTION = "_write_kv", "_attend", "_combine"

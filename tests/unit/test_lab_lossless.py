@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo.decoding.match import Match
-from specdemo.decoding.rejection import Rejection, verify
+from specdemo.decoding.rejection import verify
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.racing.compare import NEAR_TIE
 from specdemo.racing.race import start
 from specdemo.studies import greedy as greedy_lab
@@ -39,9 +38,10 @@ from specdemo.studies.remember import Remembering, from_one_context
 from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
+from tests.harness.classes import Loaded, Match, Rejection
+from tests.harness.doubles import ids_of
 
 from ..sentences import refuses, tells
-from .toys import ids_of
 
 DRAFTING = [name for name in DRAFTERS if name != "none"]
 HOT = Settings(k=2, temperature=1.0, top_k=3, max_new_tokens=40)  # so few tokens that the text repeats itself

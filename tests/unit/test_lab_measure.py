@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from specdemo.models.loaded import Loaded
 from specdemo.studies import profile as profiling
 from specdemo.studies import theory
 from specdemo.studies.domains import CATEGORY, Domains
@@ -20,6 +19,7 @@ from specdemo.studies.statistics import Spread
 from specdemo.studies.sweep import Run, Sweep, best_k, summarise
 from specdemo.studies.tables import text_table, write_csv, write_json
 from specdemo.types import BadInput
+from tests.harness.classes import Loaded
 
 from ..sentences import gist, refuses, tells
 

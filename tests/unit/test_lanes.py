@@ -15,15 +15,16 @@ import torch
 from specdemo.cli.main import table
 from specdemo.decoding.events import Event, Finished, Round, branches, emitted_tokens, engine_seconds
 from specdemo.models import placement
-from specdemo.models.loaded import Loaded
 from specdemo.models.placement import check_caches
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
 from specdemo.racing.race import again, differences, lanes_asked, race
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
+from tests.harness.classes import Loaded
+from tests.harness.doubles import PROMPT, VOCAB, ids_of
+from tests.harness.toys import alike_toy
 from tests.unit.test_race import clocked
-from tests.unit.toys import PROMPT, VOCAB, alike_toy, ids_of
 
 from ..sentences import gist, refuses, tells
 

@@ -16,7 +16,7 @@ from specdemo.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_t
 from specdemo.bench.llamacpp import Server, answered
 from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.presets import preset_of as by_name
 from specdemo.models.sources import Wheel
@@ -30,10 +30,11 @@ from specdemo.studies.greedy import against_server, differences_in_words, in_wor
 from specdemo.studies.perplexity import logits_of, loss_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
+from tests.harness.classes import Loaded
+from tests.harness.files import write_gguf
 
 from ..fakes.server import FakeServer, json_answer, llamacpp_answers, serving
 from ..sentences import refuses, tells
-from .checkpoints import write_gguf
 
 ALONE_AND_NGRAMS = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", 8) for size in (3, 5))]
 NEEDS_LLAMACPP = pytest.mark.skipif(not can_start(), reason="there is no xllamacpp")

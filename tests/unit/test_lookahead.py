@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
-from specdemo.racing.stats import Stats
 from specdemo.types import Draft, Settings, TokenKind, Verdict
-from tests.unit.toys import PROMPT, TableRunner, counting_table, decode, ids_of, plain_text
+from tests.harness.classes import Stats
+from tests.harness.doubles import PROMPT, TableRunner, counting_table, ids_of
+from tests.harness.texts import decode, plain_text
 
 
 def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:

@@ -12,8 +12,10 @@ from specdemo.drafters.heads.medusa import Medusa
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
 from specdemo.types import MAX_NODES, Draft, Settings
+from tests.harness.doubles import MODEL_VOCAB, paths_of
+from tests.harness.engines import recorded
+from tests.harness.toys import ModelToy, head_after
 from tests.unit.test_published_heads import target, toy_with
-from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded
 
 from ..fakes import published
 from ..fakes.published import LAYERS, write

@@ -22,28 +22,27 @@ from transformers import GPT2Model, LlamaConfig, PreTrainedModel, PreTrainedToke
 
 from specdemo.engines import choose, ops
 from specdemo.engines.cpu.huge_pages import WEIGHTS
-from specdemo.engines.eager import EagerRunner
 from specdemo.engines.families import knows
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import Work
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
+from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.quantized import widened
 from specdemo.models import checkpoint as in_memory
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
 from specdemo.models import placement as room
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError, ignore
 from specdemo.models.weights import StoredWeights, shapes
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.types import Settings
+from tests.harness.classes import EagerRunner, FusedModel, GraphRunner, Loaded
+from tests.harness.engines import ARCHITECTURES, cpu_engine, tiny_model
+from tests.harness.models import preset_of, save, tiny
 
 from ..sentences import refuses, tells
-from .checkpoints import preset_of, save, tiny
-from .toys import ARCHITECTURES, cpu_engine, tiny_model
 
 PROMPT = [5, 9, 2, 33]
 GB = 10**9

@@ -19,10 +19,10 @@ from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of
 from specdemo.models.report import report_on
 from specdemo.models.store import LoadError
+from tests.harness.models import save
+from tests.harness.texts import generated, texts_drafted_and_not
 
 from ..sentences import refuses
-from .checkpoints import save
-from .toys import generated, texts_drafted_and_not
 
 NEW_TOKENS = 24
 IMAGE = 5  # a token that the prompt does not have

@@ -17,7 +17,7 @@ from specdemo.decoding.events import Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
 from specdemo.models.errors import explain, wrap_load_errors
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults
 from specdemo.models.report import report_on
 from specdemo.models.sources import Folder, Hub
@@ -27,10 +27,13 @@ from specdemo.system.hardware import compute_dtype
 from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import real_backend
 from specdemo.ui.facts import facts as facts_of
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of
+from tests.harness.engines import cpu_engine
+from tests.harness.files import CHATML, make_tokenizer
+from tests.harness.models import preset_of, save, tiny
 
 from ..sentences import refuses, tells
-from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
-from .toys import cpu_engine, ids_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,13 +10,14 @@ from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
-from specdemo.engines.eager import EagerRunner
 from specdemo.engines.modules import decoder_layers, layers_at
 from specdemo.types import BadInput, Settings
+from tests.harness.classes import EagerRunner
+from tests.harness.doubles import MODEL_VOCAB, ids_of
+from tests.harness.texts import decode, plain_text
 
 from ..sentences import refuses
 from .test_model_types import TEXTS, config_of
-from .toys import MODEL_VOCAB, decode, ids_of, plain_text
 
 PATHS = {
     "llama": "model.layers",

@@ -17,14 +17,15 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from specdemo.decoding.events import emitted_tokens
 from specdemo.engines import eager
 from specdemo.models import checkpoint
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.placement import ModelPart, plan
 from specdemo.racing.race import race
 from specdemo.system import hardware
 from specdemo.types import BadInput, Settings
+from tests.harness.classes import Loaded
+from tests.harness.files import full_preset
 
 from ..sentences import refuses
-from .checkpoints import full_preset
 
 MPS = torch.device("mps", 0)
 

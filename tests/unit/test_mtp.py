@@ -24,7 +24,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.mtp import Mtp
-from specdemo.engines.eager import EagerRunner
 from specdemo.engines.hybrid import HybridRunner
 from specdemo.engines.preallocated_cache import PreallocatedCache
 from specdemo.models.checkpoint import OpenedModel
@@ -35,11 +34,13 @@ from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, start
 from specdemo.racing.summary import summary
 from specdemo.types import BadInput, DraftOutcome, Settings, Verdict
+from tests.harness.classes import EagerRunner
+from tests.harness.doubles import Scripted, ids_of, rounds_of
+from tests.harness.models import preset_of, save, tiny
+from tests.harness.texts import decode, generated, plain_text
 
 from ..sentences import tells
-from .checkpoints import preset_of, save, tiny
 from .test_model_types import SIZES as SMALL
-from .toys import Scripted, decode, generated, ids_of, plain_text, rounds_of
 
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "initializer_range": 0.2}
 LINEAR: dict[str, Any] = {

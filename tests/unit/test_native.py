@@ -19,12 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specdemo.engines import choose, linear, native
 from specdemo.engines.cpu import library
 from specdemo.engines.cpu.library import PackedLinear, library_for
-from specdemo.engines.layout import FusedModel
 from specdemo.system import compiled
 from specdemo.system.hardware import compute_dtype
+from tests.harness.classes import FusedModel
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.engines import native_runner, tiny_model
 from tests.harness.models import model_of
-
-from .toys import MODEL_VOCAB, native_runner, tiny_model
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 CPU = torch.device("cpu")

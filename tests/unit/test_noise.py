@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding import noise
-from specdemo.decoding.match import Match
 from specdemo.decoding.noise import draw, key_of, mix, uniform, uniforms
 from specdemo.studies.statistics import chi_square
 from specdemo.types import Draft, NotFinite, Settings, TokenKind
+from tests.harness.classes import Match
 
 UNLIKELY = 1e-6  # the chance that a right sampler fails one of the tests below
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.009, 0.001])

@@ -17,9 +17,10 @@ from specdemo import race
 from specdemo.models.loaded import load
 from specdemo.racing.trace import read_trace
 from specdemo.types import BadInput
+from tests.harness.files import make_tokenizer
+from tests.harness.models import preset_of, save, tiny
 
 from ..sentences import refuses
-from .checkpoints import make_tokenizer, preset_of, save, tiny
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook.ipynb"
 PRESET = "nanogpt-shakespeare"

@@ -21,13 +21,13 @@ from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.types import Settings
 from specdemo.ui.facts import facts
-from tests.harness.models import model_of
+from tests.harness.files import write_gguf
+from tests.harness.models import model_of, preset_of, save, tiny
+from tests.harness.texts import generated
 
 from ..sentences import refuses, tells
-from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of
 from .test_hybrid import outcomes
-from .toys import generated
 
 CPU = torch.device("cpu")
 

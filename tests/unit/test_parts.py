@@ -18,13 +18,14 @@ from specdemo.models.presets import find_preset
 from specdemo.models.sources import Hub, Parts
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
-from specdemo.racing.stats import Stats
 from specdemo.types import Settings
+from tests.harness.classes import Stats
+from tests.harness.doubles import ids_of
+from tests.harness.files import make_tokenizer, sha256, write_archive, write_gguf
+from tests.harness.models import preset_of, save, tiny
 
 from ..sentences import refuses, tells
-from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_archive, write_gguf
 from .test_converted import only_this_index, without_pip
-from .toys import ids_of
 
 Stages = list[tuple[float | None, str]]
 PIECES = 3

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from specdemo.decoding.events import Round, emitted_tokens
-from specdemo.decoding.match import Match
 from specdemo.decoding.noise import uniforms
-from specdemo.decoding.rejection import Rejection
 from specdemo.decoding.rule import LastRound
 from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.text import LaneText
 from specdemo.types import REJECTION, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
-from tests.unit.toys import PROMPT, VOCAB, TableToy, byte_tokenizer, letters_tokenizer, ngram_file, random_table, warped
+from tests.harness.classes import Match, Rejection
+from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, letters_tokenizer, random_table
+from tests.harness.texts import warped
+from tests.harness.toys import TableToy, ngram_file
 
 SETTINGS = Settings(temperature=0.8, top_p=0.95, k=3, max_new_tokens=40, seed=3)
 TARGET = random_table(1, support=4)

@@ -12,8 +12,8 @@ from specdemo.drafters.none import NoDrafter
 from specdemo.engines import native
 from specdemo.system.progress import Stopped, attended, check_stopped, tell
 from specdemo.types import Settings
-
-from .toys import ENGINES, decode, makes_runners, plain_text, tiny_model
+from tests.harness.engines import ENGINES, makes_runners, tiny_model
+from tests.harness.texts import decode, plain_text
 
 PROMPT = [place % 60 for place in range(100)]
 

@@ -11,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import emitted_tokens
 from specdemo.drafters.heads.block import Block
-from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.types import Settings, TokenKind
+from tests.harness.classes import Eagle, HeadDrafter
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.texts import decode
 from tests.unit.test_published_heads import toy_with
-from tests.unit.toys import MODEL_VOCAB, decode
 
 from ..fakes import published
 from ..fakes.published import HIDDEN, LAYERS, MASK, Config, Tensors, write

@@ -25,8 +25,6 @@ from specdemo.drafters.chain import draws
 from specdemo.drafters.heads import peagle
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
-from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
@@ -37,7 +35,11 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
 from specdemo.types import Settings, TokenKind, Verdict
-from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, head_after, ids_of, tiny_model
+from tests.harness.classes import Eagle, HeadDrafter
+from tests.harness.doubles import MODEL_VOCAB, ids_of
+from tests.harness.engines import tiny_model
+from tests.harness.texts import decode
+from tests.harness.toys import ModelToy, head_after
 
 from ..fakes import published
 from ..fakes.published import HIDDEN, LAYERS, MASK, Config, Tensors, write

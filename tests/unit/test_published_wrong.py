@@ -18,8 +18,8 @@ from specdemo.models.presets import Preset
 from specdemo.models.published_heads import fetch_heads
 from specdemo.models.sources import Folder
 from specdemo.types import BadInput
+from tests.harness.doubles import MODEL_VOCAB
 from tests.unit.test_published_heads import TARGET
-from tests.unit.toys import MODEL_VOCAB
 
 from ..fakes import published
 from ..fakes.published import HIDDEN, LAYERS, Config, Tensors, write

@@ -24,7 +24,7 @@ from specdemo.models import converted as converting
 from specdemo.models import loaded as loading
 from specdemo.models import report as reporting
 from specdemo.models import weight_types
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.placement import ModelPart
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.report import report_on
@@ -33,10 +33,14 @@ from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import AUTO, BadInput, DraftOutcome, Settings
+from tests.harness.classes import Loaded
+from tests.harness.doubles import ids_of, rounds_of
+from tests.harness.files import blocks_of, make_tokenizer, write_gguf, write_wheel
+from tests.harness.models import preset_of, save, tiny
+from tests.harness.texts import texts_drafted_and_not
+from tests.harness.toys import untrained_heads
 
 from ..sentences import refuses
-from .checkpoints import blocks_of, make_tokenizer, preset_of, save, tiny, write_gguf, write_wheel
-from .toys import ids_of, rounds_of, texts_drafted_and_not, untrained_heads
 
 LIBRARY = library_for(UNQUANTIZED, quantized=True)
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no gcc, or a CPU without AVX2")

@@ -13,7 +13,6 @@ import torch
 
 from specdemo.decoding import batch, loop
 from specdemo.decoding import costs as costs_module
-from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.racing import race as racing
@@ -24,16 +23,9 @@ from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import AUTO, MAX_K, REJECTION, BadInput, FinishReason, Settings, TokenKind
-from tests.unit.toys import (
-    DRAFTER_NAMES,
-    PROMPT,
-    TableRunner,
-    TableToy,
-    alike_toy,
-    counting_table,
-    ids_of,
-    letters_tokenizer,
-)
+from tests.harness.classes import CostModel
+from tests.harness.doubles import PROMPT, TableRunner, counting_table, ids_of, letters_tokenizer
+from tests.harness.toys import DRAFTER_NAMES, TableToy, alike_toy
 
 from ..sentences import gist, refuses
 

@@ -14,12 +14,10 @@ import pytest
 from specdemo.decoding.batch import Failed
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.models import placement
-from specdemo.models.loaded import Loaded
 from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.batch import again, by_passes, entries_of, race_asked
 from specdemo.racing.figures import noise
 from specdemo.racing.race import PLAIN, SPECULATIVE, differences, start
-from specdemo.racing.stats import Stats
 from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
 from specdemo.racing.verdict import NOTHING, judge_readers
@@ -36,7 +34,8 @@ from specdemo.types import (
     Token,
     TokenKind,
 )
-from tests.unit.toys import ids_of
+from tests.harness.classes import Loaded, Stats
+from tests.harness.doubles import ids_of
 
 from ..sentences import gist, refuses, tells
 

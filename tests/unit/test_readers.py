@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.adaptive_k import DraftLengthController, Readers, best_length
-from specdemo.decoding.costs import CostModel
+from specdemo.decoding.adaptive_k import Readers, best_length
 from specdemo.drafters.ngram import Ngram
 from specdemo.studies.readers import Group, in_words, summarise
 from specdemo.types import AUTO, DraftOutcome
+from tests.harness.classes import CostModel, DraftLengthController
 
 from ..sentences import gist, tells
 

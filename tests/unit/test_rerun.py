@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.events import Round
-from specdemo.models.loaded import Loaded
 from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
-from tests.unit.toys import DRAFTER_NAMES
+from tests.harness.classes import DraftLengthController, Loaded
+from tests.harness.toys import DRAFTER_NAMES
 
 from ..sentences import refuses
 

@@ -9,10 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, is_beginning, mask_of
 from specdemo.engines.runner import CannotBranch
 from specdemo.studies.remember import Remembering
+from tests.harness.doubles import MODEL_VOCAB, TableRunner, random_table
+from tests.harness.engines import tiny_model
 from tests.harness.models import model_of, run_by
 from tests.harness.trees import FORKED, FULL, TREES, check, path_to
 from tests.unit.test_runner import same as near
-from tests.unit.toys import MODEL_VOCAB, TableRunner, random_table, tiny_model
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import ModuleList
 from transformers import PreTrainedModel
 
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.engines import ARCHITECTURES, tiny_model
 from tests.harness.models import ENGINES, run_by
-from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, tiny_model
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
 

@@ -14,7 +14,7 @@ from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.decoding.events import Round
 from specdemo.racing.asked import Request
 from specdemo.racing.compare import OWN_DRAFTER, other_draws
-from specdemo.racing.stats import Stats, counts_by_place
+from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
@@ -22,6 +22,7 @@ from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.servers.race import outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
+from tests.harness.classes import Stats
 
 from ..fakes.server import FakeServer
 from ..sentences import gist, refuses, tells

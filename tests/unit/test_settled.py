@@ -16,9 +16,9 @@ from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.engines.settled import settled
 from specdemo.types import Settings
 from tests.harness import models
+from tests.harness.doubles import ids_of, oracle
 from tests.harness.models import LONG, SWITCH, run_by
-
-from .toys import decode, generated, ids_of, oracle, plain_text
+from tests.harness.texts import decode, generated, plain_text
 
 # Those that transformers' `dynamic_rope_update` changes with the length, and one that changes a scale as well.
 KINDS = ("longrope", "longrope, two scales", "dynamic")

@@ -13,8 +13,8 @@ from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, Mixtr
 from specdemo.models.loaded import load
 from specdemo.models.store import LoadError
 from specdemo.types import reason
-
-from .checkpoints import make_tokenizer, preset_of, save, tiny
+from tests.harness.files import make_tokenizer
+from tests.harness.models import preset_of, save, tiny
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": len(make_tokenizer())}

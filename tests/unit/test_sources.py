@@ -21,9 +21,9 @@ from specdemo.models.store import LoadError, Progress
 from specdemo.models.tables import Beside
 from specdemo.system.folders import cache_folder
 from specdemo.types import BadInput
+from tests.harness.models import save, tiny
 
 from ..sentences import refuses
-from .checkpoints import save, tiny
 
 SUM, OTHER = "0" * 64, "1" * 64
 

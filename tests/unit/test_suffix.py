@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from specdemo.drafters import suffix, suffix_automaton
 from specdemo.drafters.suffix import FACTOR, LEAST, Suffix
 from specdemo.drafters.suffix_automaton import ROOT, SuffixAutomaton
-from specdemo.racing.stats import Stats
 from specdemo.types import Settings
-from tests.unit.toys import PROMPT, TableRunner, decode, ids_of, plain_text, random_table
+from tests.harness.classes import Stats
+from tests.harness.doubles import PROMPT, TableRunner, ids_of, random_table
+from tests.harness.texts import decode, plain_text
 
 texts = st.lists(st.integers(0, 2), max_size=24)
 

@@ -12,18 +12,18 @@ from transformers import PreTrainedTokenizerFast
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.racing.text import Detokenizer, LaneText, StopStrings
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
-from tests.unit.toys import (
+from tests.harness.doubles import (
     SPECIAL,
     Scripted,
     TableRunner,
     byte_tokenizer,
     counting_table,
-    decode,
     fallback_tokenizer,
     ids_of,
     letters_tokenizer,
     oracle,
 )
+from tests.harness.texts import decode
 
 CORPUS = {
     "plain": "hello world, hell  he",

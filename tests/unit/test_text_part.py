@@ -19,11 +19,12 @@ from specdemo.models.presets import preset_of
 from specdemo.models.report import report_on
 from specdemo.models.text_part import text_name, text_part
 from specdemo.racing.race import start
-from specdemo.racing.stats import Stats
-
-from .checkpoints import preset_of as by_heads
-from .checkpoints import save
-from .toys import ids_of, texts_drafted_and_not, untrained_heads
+from tests.harness.classes import Stats
+from tests.harness.doubles import ids_of
+from tests.harness.models import preset_of as by_heads
+from tests.harness.models import save
+from tests.harness.texts import texts_drafted_and_not
+from tests.harness.toys import untrained_heads
 
 SIZES: dict[str, Any] = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8},

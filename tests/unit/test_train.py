@@ -15,18 +15,18 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import tests.harness.models
 from specdemo.drafters.ngram import NgramTable, load_table
 from specdemo.studies.statistics import chi_square
 from specdemo.types import BadInput
 from tests.conftest import Command
+from tests.harness.toys import write_shard
 from tools.train import data
 from tools.train.__main__ import app
 from tools.train.ngram import DISCOUNT, build_table
 from tools.train.states import default_layers, read_states, states_path
 
 from ..sentences import refuses, tells
-from . import checkpoints
-from .toys import write_shard
 
 A, T, U = data.ASSISTANT, data.TEMPLATE, data.USER
 MADE: dict[str, Any] = {"preset": "tiny", "seed": 0, "rows": 4, "columns": 60, "vocab_size": 10}
@@ -115,7 +115,7 @@ def tiny() -> Any:
         "{% for m in messages %}<user> {{ m.content }} <end> {% endfor %}"
         "{% if add_generation_prompt %}<bot> {% endif %}"
     )
-    return checkpoints.tiny("llama", len(words), max_position_embeddings=512, initializer_range=0.3), tokenizer
+    return tests.harness.models.tiny("llama", len(words), max_position_embeddings=512, initializer_range=0.3), tokenizer
 
 
 def write(tiny: Any, folder: Path, tokens: int, **other: Any) -> int:

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.models.loaded import Loaded, load
+from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset
 from specdemo.models.translation import Translation
 from specdemo.racing.race import start
-from specdemo.racing.stats import Stats
 from specdemo.types import AUTO, MATCH, RULES, DraftOutcome, NotFinite, Settings
+from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import (
     LETTERS,
     PROMPT,
@@ -34,8 +34,9 @@ from tests.harness.doubles import (
     random_table,
     rounds_of,
 )
+from tests.harness.files import make_tokenizer, spaced_tokenizer
+from tests.harness.models import preset_of, save, tiny
 from tests.harness.toys import TableToy
-from tests.unit.checkpoints import make_tokenizer, preset_of, save, spaced_tokenizer, tiny
 
 
 def lower_case_tokenizer() -> PreTrainedTokenizerFast:

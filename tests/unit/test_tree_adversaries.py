@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from specdemo.decoding.events import emitted_tokens
-from specdemo.racing.stats import Stats
 from specdemo.types import MAX_NODES, Settings
-from tests.harness.doubles import Planting, Shape, full
-from tests.unit.toys import ENGINES, MODEL_VOCAB, PROMPT, decode, ids_of, makes_runners, plain_text, tiny_model
+from tests.harness.classes import Stats
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, Planting, Shape, full, ids_of
+from tests.harness.engines import ENGINES, makes_runners, tiny_model
+from tests.harness.texts import decode, plain_text
 
 
 def twice(right: list[int], eos: int, second: int) -> Shape:

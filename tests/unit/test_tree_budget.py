@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.decoding.adaptive_k import DraftLengthController, Readers
+from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.costs import DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
@@ -24,6 +24,7 @@ from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
+from tests.harness.classes import DraftLengthController
 from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of
 from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file
 from tests.unit.test_control import FLAT, RISING

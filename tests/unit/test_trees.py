@@ -23,7 +23,7 @@ from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of
-from specdemo.racing.stats import Stats, counts_by_place
+from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
 from specdemo.studies.domains import Counts
 from specdemo.studies.explain import explain
@@ -39,6 +39,7 @@ from specdemo.types import (
     TokenKind,
     Verdict,
 )
+from tests.harness.classes import Stats
 from tests.harness.doubles import (
     HOSTILE_TREES,
     PROMPT,

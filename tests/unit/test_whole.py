@@ -24,12 +24,14 @@ from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
 from specdemo.types import BadInput, Settings
+from tests.harness.engines import ENGINES
+from tests.harness.files import make_tokenizer, sha256, write_gguf
+from tests.harness.models import load_by, preset_of, rounded, save, tiny
+from tests.harness.texts import generated, plain_text
 
 from ..conftest import Command
 from ..sentences import refuses, tells
-from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, save, sha256, tiny, write_gguf
 from .test_memory import PROMPT, logits
-from .toys import generated, plain_text
 
 UP, HEAD, TABLE = "model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
