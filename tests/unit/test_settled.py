@@ -12,13 +12,15 @@ from transformers import PreTrainedModel
 
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines.choose import runner_maker
-from specdemo.engines.runner import CannotBranch, Runner
+from specdemo.engines.runner import DEPENDS_ON_LENGTH, CannotBranch, Runner
 from specdemo.engines.settled import settled
 from specdemo.types import Settings
 from tests.harness import models
 from tests.harness.doubles import ids_of, oracle
 from tests.harness.models import LONG, SWITCH, run_by
 from tests.harness.texts import decode, generated, plain_text
+
+from ..sentences import refuses
 
 # Those that transformers' `dynamic_rope_update` changes with the length, and one that changes a scale as well.
 KINDS = ("longrope", "longrope, two scales", "dynamic")
@@ -141,5 +143,5 @@ def test_a_settled_model_shares_the_weights_and_leaves_the_model_as_it_was() -> 
 def test_a_tree_is_refused_where_its_rows_could_pass_for_a_longer_text() -> None:
     runner = by_transformers(model_of("dynamic"), 80)
     runner.prefill(PROMPT)
-    with pytest.raises(CannotBranch, match="its rotary embedding depends on how long the text can get"):
+    with refuses(CannotBranch, DEPENDS_ON_LENGTH):
         runner.forward([5, 6, 7], parents=[-1, 0, 0])
