@@ -38,6 +38,8 @@ from tests.harness.files import make_tokenizer, spaced_tokenizer
 from tests.harness.models import preset_of, save, tiny
 from tests.harness.toys import TableToy
 
+from ..sentences import refuses
+
 
 def lower_case_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes, after all letters are made small and composed."""
@@ -233,7 +235,7 @@ def test_a_cache_shorter_than_the_text_drafts_from_its_end(rule: str, temperatur
 
 def test_a_draft_model_whose_logits_are_no_numbers_is_named() -> None:
     toy: Any = TableToy(draft_model=random_table(1) * torch.nan, translator=Renumbering())
-    with pytest.raises(NotFinite, match="The drafter gave logits"):
+    with refuses(NotFinite, "drafter finite"):
         list(start(toy, "draft-model", PROMPT, Settings(k=2, max_new_tokens=8)))
 
 
