@@ -122,7 +122,7 @@ def test_parts_that_do_not_go_together_are_refused(kind: str) -> None:
     if parts["codes"].dtype == torch.int32:
         wrong += [{other: one for other, one in parts.items() if other not in ("lows", "low_units")}]
     for each in wrong:
-        with pytest.raises(ValueError, match="quantized weight"):
+        with refuses(ValueError, "quantized"):
             Quantized(**each)
 
 
@@ -141,7 +141,7 @@ def written_by_others(folder: Path, kind: str = "Q4_0") -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "stored"])
 def test_the_files_of_others_have_no_quantized_weights(tmp_path: Path, dtype: str) -> None:
-    with pytest.raises((LoadError, BadInput), match=r"lacks weights|has no quantized weights"):
+    with refuses(*((BadInput, "quantized stored:") if dtype == "stored" else (LoadError, "lacks"))):
         load(preset_of(written_by_others(tmp_path / "model")), dtype, "cpu")
 
 

@@ -23,7 +23,7 @@ from specdemo.system.folders import cache_folder
 from specdemo.types import BadInput
 from tests.harness.models import save, tiny
 
-from ..sentences import refuses
+from ..sentences import refuses, tells
 
 SUM, OTHER = "0" * 64, "1" * 64
 
@@ -70,7 +70,7 @@ def test_a_new_kind_of_source_is_one_class(zipped: Path, tmp_path: Path) -> None
     assert find_preset("mine", tmp_path).target == preset.target
     alone = preset_of(str(zipped))
     (told,) = report_on(alone, "float32", "cpu").models
-    assert told.sentence().startswith(f"{zipped}: nothing to download; ")
+    assert tells(told.sentence(), f"{zipped}: nothing")
     stages: list[str] = []
     loaded = load(alone, "float32", "cpu", lambda _, words: stages.append(words))
     assert loaded.weights["target"] == {"source": "zip", "name": "tiny.zip"}
