@@ -174,8 +174,8 @@ def test_a_trace_says_how_much_its_drafter_remembered() -> None:
     plain, drafted = header()["lanes"]
     assert "remembered" not in plain
     assert drafted["remembered"] == 3
-    sentence = "The drafter began with 3 remembered tokens of earlier answers."
-    assert told_by([plain, drafted]) == sentence
+    sentence = told_by([plain, drafted])
+    assert tells(sentence, "3 remembered")
     first = Entry("plain", Prefilled(1, Token(0, TokenKind.TARGET, 1.0), 0.1), Spans(("a",)))
     assert playable(header(), [first])["note"] == sentence
     assert told_by([plain]) == ""
@@ -203,12 +203,12 @@ def test_a_second_answer_of_the_same_kind_is_drafted_from_the_first(command: Any
     assert first["plain"]["token_ids"] == second["plain"]["token_ids"] == second["speculative"]["token_ids"]
     rounds = [outcome["speculative"]["stats"]["rounds"] for outcome in (first, second)]
     assert rounds[1] < rounds[0]
-    assert "holds 0 tokens" in told
-    assert "holds 40 tokens" in told_again
+    assert "0" in told.split()
+    assert "40" in told_again.split()
     status, _, err = command("generate", "--prompt", "Hi", "--preset", "smollm2-135m", "--memory", str(path))
     assert (status, err.count("\n")) == (2, 1)
     assert tells(err, "another tokenizer")
     path.write_text("{}")
     status, _, err = command(*asked)
     assert (status, err.count("\n")) == (2, 1)
-    assert "is damaged" in err
+    assert tells(err, "answers.json damaged")

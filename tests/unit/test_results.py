@@ -13,7 +13,7 @@ from specdemo.models.presets import PRESETS, load_presets
 from specdemo.models.results import describe_results, joined, read_results, results_path
 from specdemo.types import BadInput
 
-from ..sentences import gist, refuses
+from ..sentences import gist, refuses, tells
 
 
 def row(drafter: str, k: int, temperature: float, speed_up: Any) -> dict[str, Any]:
@@ -36,14 +36,12 @@ RESULTS: dict[str, Any] = {
 
 
 def test_the_best_k_is_told_for_each_temperature() -> None:
-    speeds = "1.25× at temperature 0 (K = 4), 0.90× at temperature 1 (K = 2)"
-    words = f"Measured speed-up: {speeds}. On 2 cores of a processor, bfloat16, 9 prompts."
-    assert describe_results(RESULTS, "ngram") == words
+    told = describe_results(RESULTS, "ngram")
+    assert gist(told) == "Measured speed-up 1.25× 0 K 4 0.90× 1 K 2 On 2 bfloat16 9"
+    assert "a processor" in told
     assert describe_results(RESULTS, "prompt-lookup") == ""
     halves = {**RESULTS["environment"], "dtype": "float32", "weights_dtype": "float16"}
-    assert "a processor, float32 with float16 weights, 9" in describe_results(
-        {**RESULTS, "environment": halves}, "ngram"
-    )
+    assert tells(describe_results({**RESULTS, "environment": halves}, "ngram"), "float32 float16 weights, 9")
 
 
 def test_auto_is_told_where_no_fixed_k_is_faster() -> None:
@@ -104,4 +102,5 @@ def test_shipped_results_are_told_for_every_drafter_that_was_measured() -> None:
     for results in filter(None, (preset.results for preset in presets.values())):
         for name in {row["drafter"] for row in results["rows"]}:
             assert name in DRAFTERS
-            assert describe_results(results, name).startswith("Measured speed-up: ")
+            best = max(row["speed_up"] for row in results["rows"] if row["drafter"] == name)
+            assert tells(describe_results(results, name), f"{best:.2f}×")

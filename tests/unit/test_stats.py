@@ -89,9 +89,9 @@ def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, s
 
 
 def test_the_headline_of_a_lane_without_figures_is_the_beginning_of_its_sentence() -> None:
-    short = LaneVerdict(1.4, "1.40× as fast as the target alone: 2.0 tokens per target pass. A short text says little.")
+    short = LaneVerdict(1.4, "1.40× as fast: 2.0 tokens. And more.")
     assert tells(in_short({"speculative": short})["headline"], "1.40× fast")
-    nothing = LaneVerdict(None, "Nothing was drafted, so both lanes did the same work.")
+    nothing = LaneVerdict(None, "Nothing.")
     assert in_short({"speculative": nothing})["headline"] == in_short({})["headline"] == ""
 
 
