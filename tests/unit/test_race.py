@@ -22,7 +22,7 @@ from specdemo.racing.summary import report
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import AUTO, MAX_K, REJECTION, BadInput, FinishReason, Settings, TokenKind
+from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, FinishReason, Settings, TokenKind
 from tests.harness.classes import CostModel
 from tests.harness.doubles import PROMPT, TableRunner, counting_table, ids_of, letters_tokenizer
 from tests.harness.toys import DRAFTER_NAMES, TableToy, alike_toy
@@ -65,11 +65,13 @@ def test_auto_keeps_the_seed_and_writes_the_text_of_the_target_alone(toy: Any) -
         assert ids_of([first, *rest]) == alone
 
 
-def test_auto_with_rejection_sampling_is_refused_above_temperature_0(toy: Any) -> None:
-    settings = replace(SETTINGS, k=AUTO, rule=REJECTION)
+@pytest.mark.parametrize("tree", [False, True])
+def test_auto_with_rejection_sampling_is_refused_above_temperature_0(toy: Any, tree: bool) -> None:
+    settings = replace(SETTINGS, k=AUTO, rule=REJECTION, tree=tree)
     with refuses(BadInput, "auto match"):
         start(toy, "draft-model", PROMPT, settings)
     assert toy.runners == []
+    assert loop.rule_for(replace(settings, temperature=0.0)).name == MATCH
     for fine in (replace(settings, temperature=0.0), replace(settings, k=3)):
         assert len(ids_of(list(start(toy, "draft-model", PROMPT, fine)))) == SETTINGS.max_new_tokens
 

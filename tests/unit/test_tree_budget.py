@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,19 +16,16 @@ from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.costs import DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
-from specdemo.decoding.loop import rule_for
 from specdemo.decoding.walk import walk
 from specdemo.drafters.ngram import load_table
 from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
-from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
+from specdemo.types import AUTO, MATCH, MAX_K, Draft, DraftedToken, DraftOutcome, Settings
 from tests.harness.classes import DraftLengthController
 from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of
 from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file
 from tests.unit.test_control import FLAT, RISING
-
-from ..sentences import refuses
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 
@@ -256,15 +252,6 @@ def test_a_race_with_trees_is_run_again(toy: Any, name: str, k: int | str, monke
         for entries in (recorded, repeated)
     ]
     assert forms[0] == forms[1]
-
-
-def test_auto_with_rejection_sampling_is_refused_for_trees_too(toy: Any) -> None:
-    settings = Settings(k=AUTO, temperature=0.7, rule=REJECTION, tree=True)
-    with refuses(BadInput, "K auto match"):
-        start(toy, "ngram", PROMPT, settings)
-    assert toy.runners == []
-    assert ids_of(list(start(toy, "ngram", PROMPT, replace(settings, temperature=0.0))))
-    assert rule_for(replace(settings, temperature=0.0)).name == MATCH
 
 
 def test_a_fixed_tree_teaches_auto_what_it_cost(toy: Any) -> None:
