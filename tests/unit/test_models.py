@@ -279,7 +279,7 @@ def test_a_failure_that_a_person_can_mend_is_a_sentence(error: Exception, words:
         (OSError(r"C:\Users\me\b.json is damaged"), "b.json is damaged."),
         (KeyError("added_tokens"), "'added_tokens' is missing."),
         (
-            ValueError("Validation error for 'a':\n    TypeError: no int.\n"),
+            ValueError("Validation error for 'a':\n    TypeError: no int.\n more"),
             "Validation error for 'a': TypeError: no int.",
         ),
         (ValueError("a/b: see https://example.org/c/d or 1/2"), "a/b: see https://example.org/c/d or 1/2."),

@@ -12,7 +12,6 @@ from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, Mixtr
 
 from specdemo.models.loaded import load
 from specdemo.models.store import LoadError
-from specdemo.types import reason
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 
@@ -76,8 +75,3 @@ def test_a_list_is_no_configuration(models: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with refuses(LoadError, "config.json damaged: JSON"):
         load(preset_of(tmp_path), "float32", "cpu")
-
-
-def test_a_line_that_announces_the_next_is_quoted_with_it() -> None:
-    assert reason(ValueError("It is wrong:\n  at line 3.\n more")) == "It is wrong: at line 3"
-    assert reason(ValueError("It is wrong.\n at line 3")) == "It is wrong"

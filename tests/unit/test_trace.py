@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.racing import trace as trace_module
 from specdemo.racing.trace import (
     MAX_CANDIDATES,
@@ -357,14 +357,6 @@ def test_a_line_that_is_none_of_a_trace_is_told_in_words(line: str, reason: str)
 def test_an_empty_trace_is_refused(lines: list[str]) -> None:
     with refuses(BadInput, "empty"):
         read_trace(lines)
-
-
-def test_what_an_event_adds_to_the_text_and_to_the_clock() -> None:
-    token = Token(1, TokenKind.TARGET, 0.5)
-    assert (emitted_tokens(Prefilled(4, token, 0.5)), engine_seconds(Prefilled(4, token, 0.5))) == ((token,), 0.5)
-    round_ = Round(0, (), (token, token), 0.1, 0.2, 0.4)
-    assert (emitted_tokens(round_), engine_seconds(round_)) == ((token, token), 0.4)
-    assert (emitted_tokens(Finished(FinishReason.EOS)), engine_seconds(Finished(FinishReason.EOS))) == ((), 0.0)
 
 
 def test_a_trace_of_version_1_is_read_as_one_of_version_2() -> None:
