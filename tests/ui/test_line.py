@@ -1,13 +1,15 @@
-"""Who may join the line for the model, what those are told who may not, and 64 programs that call at once."""
+"""Who may join the line for the model, what others are told, 64 programs that call at once, and who leaves."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +21,23 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import expect
 
+from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.studies.lab import STUDIES
-from specdemo.ui.jobs import RACE
+from specdemo.ui.jobs import GRACE_SECONDS, RACE
 from specdemo.ui.lab.run import work_of
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
+from specdemo.ui.race.run import Run
 from specdemo.ui.serving import line, queue
-from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of
+from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of, is_heard
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script
-from ..sentences import gist, refuses, tells
-from .browser import Caller, run, served, wait_until
+from ..fakes.network import Network
+from ..sentences import gist, refuses, telling, tells
+from .browser import Caller, in_a_loop_of_its_own, run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
+from .test_messages import ask
 
 CLIENTS = 64
 
@@ -61,10 +67,8 @@ def test_a_session_has_one_in_the_line(held: str) -> None:
         assert first.join("one", "mine").status_code == 200
         wait_until(lambda: "running" in first.join("one", "mine").text)
         again = first.join("two", "mine")
-        assert (again.status_code, again.json()["detail"]) == (
-            429,
-            "Your last request is still running: wait for it, or stop it.",
-        )
+        assert again.status_code == 429
+        assert tells(again.json()["detail"], "request running: wait")
         assert second.join("one", "theirs").status_code == 200
         assert gist(second.join("two", "theirs").json()["detail"]) == "Your 1 wait"
 
@@ -140,9 +144,9 @@ def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, pl
     assert [answer.status_code for answer in answers] == [200] * MAX_WAITING + [429] * 2
     assert tells(answers[-1].json()["detail"], "16 waiting")
     durations._current = None  # however long the race in progress has been going on
-    for seconds, when in ((0.5, "in about 8 s"), (11.0, "in about 3 minutes")):
+    for seconds, when in ((0.5, "8 s."), (11.0, "3 minutes.")):
         recent.append(seconds)
-        assert callers[-1].join("one").json()["detail"] == f"16 requests are waiting. Try again {when}."
+        assert tells(callers[-1].join("one").json()["detail"], f"16 waiting again {when}")
         recent.clear()
     for caller in callers:
         caller.http.close()
@@ -232,11 +236,11 @@ def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) 
     with Caller(held, 1) as neighbour:
         fill(neighbour, place[1])
         run(page, "one two three", until="failed")
-        words = "3 requests from your address are in the line, the last one waiting at place 2: wait until one ends."
-        expect(page.locator(".sd-sentence").first).to_have_text(words)
+        words = telling("3 address 2")
+        expect(page.locator(".sd-sentence").first).to_contain_text(words)
         page.get_by_role("tab", name="Lab").click()
         page.click("#lab-profile .lab-run")
-        expect(page.locator("#lab-profile [role=status]")).to_have_text(words)
+        expect(page.locator("#lab-profile [role=status]")).to_contain_text(words)
         expect(page.locator("#lab-profile .lab-run")).to_be_enabled()
     page.close()
 
@@ -303,8 +307,111 @@ def test_64_at_once_are_served_or_told_their_place_and_leave_no_memory_behind() 
             if status == 200:  # its own prompt's, and whole
                 assert text == (f"w{number}x y{number}z" * 4)
             else:
-                assert (status, text.partition(".")[0]) == (429, f"{MAX_WAITING} requests are waiting")
+                assert (status, tells(text, f"{MAX_WAITING} waiting")) == (429, True)
         assert MAX_WAITING <= len(served_ones) < CLIENTS
         assert script.open_races == 0
         gc.collect()
         assert process.memory_info().rss < 1.05 * before
+
+
+# A page whose network has a gap, and a page that is closed -------------------------------------------------
+
+
+@contextmanager
+def network(server: str) -> Iterator[Network]:
+    between = Network(server)
+    try:
+        yield between
+    finally:
+        between.listener.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gap", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, gap: int
+) -> None:
+    """The grace is shorter than the gap, so the race goes on because the page follows it."""
+    script = Script()
+    script.pace = 0.05
+    runs, left = Runs(grace=1.0), []
+    leave = runs.leave
+    monkeypatch.setattr(runs, "leave", lambda session: left.append(session) or leave(session))  # type: ignore[func-returns-value]
+    with served(script, runs=runs) as url, network(url) as between:
+        page = visit(f"?max_new_tokens={16 * gap}", at=between.url, forgive="ERR_")
+        run(page, "one two three", until="running")
+        page.locator("[data-lane=plain] .tok").nth(3).wait_for()
+        assert between.beats
+        between.drop()
+        time.sleep(gap)
+        assert left  # Gradio has taken it for a closed tab
+        assert script.open_races == 1
+        between.cut = False
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        for lane in (PLAIN, SPECULATIVE):
+            assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+        assert len(tokens_shown(page, PLAIN)) == 16 * gap
+        expect(page.locator(".sd-badge").first).to_contain_text(telling("Same word"))
+        page.close()  # before its server, which it would miss
+
+
+@pytest.mark.slow
+def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(
+    visit: Visit, script: Script, url: str
+) -> None:
+    script.pace = 0.05
+    first, second = visit("?max_new_tokens=2000"), visit("?max_new_tokens=5")
+    run(first, "one two three", until="running")
+    first.locator("[data-lane=plain] .tok").nth(3).wait_for()
+    run(second, "four five", until="waiting")
+    status = f"{url}gradio_api/queue/status"
+    wait_until(lambda: httpx.get(status).json()["queue_size"] == 1)
+    second.close()
+    wait_until(lambda: httpx.get(status).json()["queue_size"] == 0, 12)
+    assert script.open_races == 1
+    closed = time.monotonic()
+    first.close()
+    wait_until(lambda: script.open_races == 0, 5)
+    assert time.monotonic() - closed > 0.9  # and not at once
+    assert len(script.races) == 1
+
+
+# The same without a browser -----------------------------------------------------------------------------------------
+
+
+def test_a_page_is_heard_while_gradio_has_a_live_event_of_its_session() -> None:
+    events = [SimpleNamespace(session_hash=name, alive=alive, fn=None) for name, alive in (("a", True), ("b", False))]
+    for event in events:
+        event.concurrency_id = MODEL_LINE
+    queue = SimpleNamespace(event_queue_per_concurrency_id={}, active_jobs=[events, None])
+    assert [is_heard(SimpleNamespace(_queue=queue), name) for name in "abc"] == [True, False, False]
+
+
+def test_a_run_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
+    assert GRACE_SECONDS == 15.0
+    runs = Runs(grace=0.3)
+    runs.heard = lambda session: session == "heard"  # its page hears of it through Gradio
+    left, back, away, heard = (runs.begin(Run(ask()), name) for name in ("left", "back", "away", "heard"))
+
+    looks: list[Callable[[], None]] = []  # what the loop of the server would do after the grace
+
+    def later(seconds: float, look: Callable[[], None]) -> None:
+        assert seconds == runs.grace
+        looks.append(look)
+
+    async def follow() -> None:
+        back.followers.add(lambda: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "call_later", later)
+            for job in (left, back, away, heard):
+                runs.leave(job.session)
+            runs.leave("unknown")
+            away.stop_unless_followed()  # it was followed in between, and lost again
+
+    in_a_loop_of_its_own(follow())
+    *first, second = looks
+    for look in first:
+        look()
+    assert [job.stop.is_set() for job in (left, back, away, heard)] == [True, False, False, False]
+    second()
+    assert [job.stop.is_set() for job in (left, back, away, heard)] == [True, False, True, False]
