@@ -193,6 +193,11 @@ def choose(page: Page, view: str) -> Locator:
     return shown
 
 
+def waiting(place: int, of: int) -> re.Pattern[str]:
+    """What is said of a place in the line."""
+    return re.compile(rf"^Waiting\D+{place}\D+{of}\b")
+
+
 class Caller:
     """A program that speaks HTTP from one of this machine's addresses."""
 
