@@ -95,13 +95,9 @@ def test_a_race_is_run_and_explained(site: str, scripted: Script) -> None:
         ["accepted", "accepted", "accepted"],
     ]
     assert [one["written"][-1]["kind"] for one in rounds] == ["corrected", "corrected", "bonus"]
-    assert rounds[0]["drafted"][0] == {
-        "text": " wrong",
-        "outcome": "rejected",
-        "target_probability": 0.125,
-        "drafter_probability": 0.5,
-        "why": "It is not the target's likeliest token here.",
-    }
+    guess = rounds[0]["drafted"][0]
+    assert tells(guess.pop("why"), "not likeliest")
+    assert guess == {"text": " wrong", "outcome": "rejected", "target_probability": 0.125, "drafter_probability": 0.5}
     assert gist(rounds[1]["why"]) == "One 2 it 1 3"
     assert rounds[1]["text_before"].startswith("one two")
     assert "not 500" in call(site, "explain_round", round=500, race=found["race"])

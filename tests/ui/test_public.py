@@ -108,7 +108,7 @@ def test_a_number_in_a_call_is_refused_without_a_word_of_pythons(
         if joined.status_code == 200:
             event = joined.json()["event_id"]
             text = caller.http.get(f"/gradio_api/call/compare/{event}").text
-            assert re.search("event: error\ndata: .*must be a", text)
+            assert re.search("event: error\ndata: .*must", text)
     assert not re.search("Traceback|Exceeds the limit|OverflowError|File ", text)
 
 
@@ -117,7 +117,8 @@ def test_a_request_that_is_too_large_is_not_read(site: tuple[str, Runs], path: s
     whole = b" " * 4_000_001
     for content in (whole, iter([whole[:1_000_000], whole[1_000_000:]])):  # the second does not say how much comes
         answer = httpx.post(f"{site[0]}gradio_api/{path}", content=content, timeout=60)
-        assert (answer.status_code, answer.json()) == (413, {"detail": "A request has at most 4 MB."})
+        assert answer.status_code == 413
+        assert tells(answer.json()["detail"], "request 4 MB.")
 
 
 def test_a_prompt_of_the_most_characters_in_the_most_bytes_is_read(site: tuple[str, Runs]) -> None:
@@ -129,7 +130,7 @@ def test_a_prompt_of_the_most_characters_in_the_most_bytes_is_read(site: tuple[s
 
 def test_a_trace_may_be_larger(site: tuple[str, Runs]) -> None:
     answer = httpx.post(f"{site[0]}replays", content=b"x" * 4_000_001, timeout=60)
-    assert answer.json() == {"error": "This is not a trace of specdemo."}
+    assert tells(answer.json()["error"], "not trace")
 
 
 def test_the_large_answers_on_a_race_are_made_one_at_a_time(
@@ -170,10 +171,8 @@ def test_a_page_of_this_machine_answers_no_other_name(site: tuple[str, Runs]) ->
         assert at_host(url, host).status_code == 200
     for host in ("stranger.example", f"stranger.example:{port}", "localhost.stranger.example", "[", "a:b", ""):
         refused = at_host(url, host)
-        assert (refused.status_code, refused.json()) == (
-            403,
-            {"detail": f"This page is for its own machine alone. Open it at http://127.0.0.1:{port}/."},
-        )
+        assert refused.status_code == 403
+        assert tells(refused.json()["detail"], f"machine http://127.0.0.1:{port}/.")
 
 
 def test_a_proxy_on_this_machine_may_have_a_name(site: tuple[str, Runs]) -> None:
@@ -240,7 +239,7 @@ def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
     runs = Runs()
     with served(Script(), runs=runs, auth=("me", "secret")) as url:
         run = runs.begin(Run(ask()), "mine")
-        run.messages.append(run.message(status={"words": "a text of mine"}))
+        run.messages.append(run.message(status={"words": "mine alone"}))
         run.ended.set()
         assert '"elem_id":"race"' not in httpx.get(url, timeout=60).text  # see ahead.js
         stranger = httpx.get(f"{url}races/{run.id}", timeout=60)
@@ -252,7 +251,7 @@ def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
             assert own.post("/login", data={"username": "me", "password": "secret"}).status_code == 200
             shown = own.get(f"/races/{run.id}")
             assert shown.status_code == 200
-            assert "a text of mine" in shown.text
+            assert "mine alone" in shown.text
             assert own.get("/races/unknown").status_code == 204
             for method, path in (("GET", "/status"), ("GET", "/recordings/unknown"), ("POST", "/replays")):
                 assert httpx.request(method, f"{url[:-1]}{path}").status_code == 401
