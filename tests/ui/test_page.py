@@ -885,7 +885,7 @@ def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script
         page.select_option(".sd-which", recordings()[3]["name"])
         expect(page.locator(".sd-facts-of")).to_contain_text(telling("recording ships"))
         page.locator(".sd-file").set_input_files({"name": "a.jsonl", "mimeType": "text/plain", "buffer": b"nothing"})
-        expect(page.locator("#replay .sd-sentence")).to_contain_text(telling("This trace specdemo"))
+        expect(page.locator(".sd-choose [role=alert]")).to_contain_text(telling("not trace"))
         script.gate.set()
         racer.locator(".sd-arena[data-state=ended]").wait_for()
         expect(racer.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")
