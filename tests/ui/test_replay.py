@@ -58,7 +58,7 @@ def open_replay(page: Page, trace: str | None = None) -> Page:
     if trace is not None:
         page.locator(".sd-facts-of").evaluate("facts => { facts.textContent = ''; }")  # those of an earlier file
         upload(page, trace)
-        expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+        expect(page.locator(".sd-facts-of")).to_contain_text(telling("your file,"))
     return page
 
 
@@ -82,7 +82,7 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
     page = open_replay(visit())
     expect(page.locator(".sd-facts-of")).to_contain_text(telling("recording measured"))
     upload(page, text)
-    expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+    expect(page.locator(".sd-facts-of")).to_contain_text(telling("your file,"))
     for speed, pace in (("1×", 1), ("4×", 4)):
         page.get_by_role("button", name=speed, exact=True).click()
         began = time.monotonic()
@@ -106,7 +106,7 @@ def test_the_figures_of_a_paused_replay_are_those_of_its_text(page: Page) -> Non
     ninth = page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8)
     ninth.wait_for(state="attached")  # it may be a guess that has faded
     page.get_by_role("button", name="Pause", exact=True).click()
-    assert tells(told(page), "A recording paused")
+    assert tells(told(page), "recording, paused.")
     for lane in (PLAIN, SPECULATIVE):
         count = sum(code not in "xug" for _, code in replayed(page, lane))
         assert 0 < count < 24
@@ -342,7 +342,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page)
     expect(refused).to_contain_text(telling("not trace"))
     expect(page.locator(".sd-which")).to_have_value(SHIPPED[0])  # which is what would be played
     upload(page, text)
-    expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+    expect(page.locator(".sd-facts-of")).to_contain_text(telling("your file,"))
 
 
 @pytest.mark.slow
@@ -382,7 +382,7 @@ def test_a_packed_trace_of_one_lane_is_played(page: Page) -> None:
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} [data-lane=speculative]")).to_be_hidden()
     page.keyboard.press("End")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_contain_text(telling("This trace holds"))
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_contain_text(telling("trace one"))
     page.keyboard.press("t")
     assert tells(words(page), "drafted round")
 
@@ -470,7 +470,7 @@ def test_a_trace_tells_what_its_weights_were_stored_in_if_it_knows() -> None:
 def test_a_trace_of_one_lane_is_told() -> None:
     told = json.loads(uploaded(traced(only=SPECULATIVE)[0]))
     assert [*told["lanes"]] == [SPECULATIVE]
-    assert tells(told["end"]["sentence"], "This trace holds")
+    assert tells(told["end"]["sentence"], "trace one")
 
 
 def test_more_lanes_are_told_whatever_they_are_called() -> None:
