@@ -113,7 +113,7 @@ def race(
         drafter: by default the preset's own, and so is `k`.
         lanes: instead of `drafter` and `k` up to three lanes, as eagle:4 or ngram:auto.
         dtype: of the weights, see `loaded.load`.
-        settings: temperature, max_new_tokens, seed, top_k, top_p, stop, rule, tree, ahead, grammar, saguaro, and raw,
+        settings: temperature, max_new_tokens, seed, top_k, top_p, stop, rule, tree, ahead, grammar, and raw,
             isolated, readers.
     Raises:
         BadInput: something asked for does not exist or cannot be used; the message says what can.

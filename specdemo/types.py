@@ -315,11 +315,6 @@ class Settings:
         *("", "The grammar", 0, MAX_GRAMMAR, "A JSON schema or a grammar in Lark's format that the text must satisfy."),
         label="JSON schema or grammar",
     )
-    saguaro: float = setting(
-        *(1.0, "Saguaro sampling", 0.01, 1),
-        help="Ahead by rejection sampling, scale the probability of the likeliest guesses by this; 1 is off.",
-        label="Saguaro sampling (1 is off)",
-    )
 
     def __post_init__(self) -> None:
         for name, one in SETTINGS.items():

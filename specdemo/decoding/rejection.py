@@ -38,23 +38,6 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
-def saguaro(q: Tensor, count: int, factor: float) -> Tensor:
-    """Saguaro sampling: draft the `count` likeliest tokens less often (arXiv 2603.03251), [..., V] -> [..., V].
-
-        q'(x) ~ factor * q(x) if x is one of them, else q(x)
-
-    These are the tokens for which drafts are prepared ahead. The residual max(0, p - q') holds more of them, so a token
-    that is resampled is more often one of them; fewer guesses are accepted. Tokens are drawn from q' and tested by q',
-    so the text follows the target's distribution as with any other q.
-
-    Args:
-        factor: above 0, so that some probability is left where all tokens with one are among the likeliest.
-    """
-    places = q.topk(min(count, q.shape[-1])).indices
-    scaled = q.scatter(-1, places, factor * q.gather(-1, places))
-    return scaled / scaled.sum(-1, keepdim=True)
-
-
 def verify(
     target_probs: Tensor, draft: Draft, draws: Tensor, passes: Term = acceptance_probability, left: Term = residual
 ) -> Verdict:
@@ -148,8 +131,6 @@ class Rejection(Rule):
     def __init__(self, settings: Settings, passes: Term = acceptance_probability, left: Term = residual) -> None:
         super().__init__(settings)
         self._parts, self._round = (passes, left), 0
-        scales = settings.ahead and settings.saguaro < 1
-        self._saguaro = (settings.ahead, settings.saguaro) if scales else None
 
     def of_next_round(self) -> Rejection:
         rule = cast(Rejection, super().of_next_round())
@@ -162,11 +143,7 @@ class Rejection(Rule):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind, *self._parts, self._saguaro)
-
-    def drafted_from(self, logits: Tensor) -> Tensor:
-        probs = super().drafted_from(logits)
-        return saguaro(probs, *self._saguaro) if self._saguaro else probs
+        return (*super().kind, *self._parts)
 
     def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
         return self._uniforms(DRAFTING, positions)

@@ -112,13 +112,9 @@ class Rule:
         if number is None:
             values, columns, _ = largest(logits)
             return Drawn(columns, certainty(values), None)
-        probs = self.drafted_from(logits)
+        probs = probabilities(logits, self.settings)
         column = self._draw(probs, number, token_ids)
         return Drawn(column, probs[0].gather(0, column), probs)
-
-    def drafted_from(self, logits: Tensor) -> Tensor:
-        """The distribution that a drafted token is drawn from, by a drafter's logits, [1, V] -> [1, V]."""
-        return probabilities(logits, self.settings)
 
     def take(self, drawn: Sequence[Drawn], token_ids: Tensor | None = None) -> None:
         """Take tokens that were drawn for drafted in this round."""

@@ -28,7 +28,7 @@ from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_n
 from .compare import first_difference, is_comparable
 from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
-from .trace import Entry, environment_of, request_of
+from .trace import GONE, Entry, environment_of, request_of
 
 TRIED = (1, False), (4, False), (2, True), (8, True)  # the runs of `try_out`: K, and whether they draft trees
 TRIED_TOKENS = 32  # of the prompts and texts of these runs
@@ -255,6 +255,8 @@ def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
         raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
     for lane in lanes_asked(header).values():
         check_drafter(loaded, lane.drafter)
+    if header["settings"].get(GONE, 1) != 1:
+        raise BadInput("This race cannot be run again: it used Saguaro sampling, which this version does not have.")
     versions = {lane.get("noise") for lane in header["lanes"]}
     if asked.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")

@@ -46,6 +46,7 @@ MAX_CANDIDATES = 32  # of one position
 MAX_REASON = 200  # characters of an error message, which may quote the trace
 MOST = 1e9  # the largest count, and the longest time in seconds
 ENUMS: dict[str, type[Enum]] = {"kind": TokenKind, "outcome": DraftOutcome, "reason": FinishReason}
+GONE = "saguaro"  # a setting of older versions, which changed the drafts where it was not 1
 PREFILL, ENDED = -1, -2  # the state of a lane before its round 0 and after its last
 
 
@@ -197,6 +198,7 @@ def request_of(header: dict[str, Any]) -> Request:
         if not all(isinstance(text, str) for text in (prompt, preset, drafter)):
             raise ValueError("prompt, preset and drafter are texts")
         asked = {"rule": REJECTION, **header["settings"]}  # older ones name none
+        asked.pop(GONE, None)
         settings = Settings(**{**asked, "stop": tuple(asked.get("stop", ()))})
         raw, isolated = header.get("raw") is True, header.get("isolated") is True
         return Request(prompt, preset, drafter, settings, raw, isolated, others=_others(header))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdemo.decoding.rejection import TESTING, residual, verify
-from specdemo.decoding.rule import Drawn
 from specdemo.decoding.sampling import probabilities, sample
 from specdemo.types import Draft, Settings, TokenKind, Verdict
 from tests.harness.classes import Rejection
@@ -176,16 +174,6 @@ class Unmasked(Rejection):
         token = int(sample(left if left.sum() else p[n] * allowed[n], draws[k]))
         kind = TokenKind.RESAMPLED if n < k else TokenKind.BONUS
         return Verdict(range(n), token, kind, 1.0, [0.0] * k, [1.0] * k, x, draws[:k].tolist())
-
-
-def drawn_unscaled(rule: Any, logits: Tensor, number: Tensor | None, token_ids: Tensor | None = None) -> Drawn:
-    """In place of `Rejection.draw`: draws by q' of Saguaro sampling, and says q, that of the drafter."""
-    q, column = probabilities(logits, rule.settings), Rejection.draw(rule, logits, number, token_ids).column
-    return Drawn(column, q[0].gather(0, column), q)
-
-
-class Unscaled(Rejection):
-    draw = drawn_unscaled
 
 
 class ByArgmax(Rejection):

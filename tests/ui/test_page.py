@@ -311,7 +311,7 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"] == {
         **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]},
-        **{"rule": "rejection", "tree": False, "ahead": 0, "grammar": "", "saguaro": 1},
+        **{"rule": "rejection", "tree": False, "ahead": 0, "grammar": ""},
     }
     assert (header["raw"], header["isolated"], header["preset"], header["readers"]) == (True, True, "other", 2)
     query = parse_qs(urlsplit(link).query)

@@ -38,7 +38,7 @@ ODD_NUMBERS: list[Any] = [
     *(math.nan, math.inf, -math.inf, float("1e400"), 1e308, -1, -0.5, 4.5, True, None),
     *(10**20, 10**400, -(10**400), 10**5000, "4 ", "²", "١", "1e400", "", [], {}, [4]),
 ]
-NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "ahead", "saguaro"]
+NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "ahead"]
 
 
 def taken(read: Callable[[], Any]) -> Any:

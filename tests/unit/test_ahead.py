@@ -1,6 +1,6 @@
 """Drafting ahead changes when tokens are drafted, and nothing else.
 
-That the distribution stays the target's, with Saguaro sampling too, is tested in `test_distribution`.
+That the distribution stays the target's is tested in `test_distribution`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.rejection import saguaro
 from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.names import DRAFTERS, drafter_class
@@ -40,7 +39,7 @@ from tests.harness.toys import TableToy, alike_toy
 
 ABLE = [name for name, entry in DRAFTERS.items() if entry.drafts_ahead]
 TEXT = list(range(9)) * 3
-UNSCALED = Settings(k=1, temperature=1.0, rule=REJECTION, max_new_tokens=4, ahead=1)
+SAMPLED = Settings(k=1, temperature=1.0, rule=REJECTION, max_new_tokens=4, ahead=1)
 
 
 def run(toy: Any, name: str, settings: Settings, in_turn: bool = False, **more: Any) -> list[Event]:
@@ -126,67 +125,6 @@ def test_texts_that_end_in_mid_round_are_those_without(toy: TableToy, name: str)
     assert not [thread for thread in threading.enumerate() if thread.name == "ahead"]
 
 
-# Saguaro sampling -------------------------------------------------------------------------------------------
-
-SAGUARO = replace(UNSCALED, k=2, saguaro=0.2)
-
-
-@given(st.lists(st.integers(0, 1000), min_size=2, max_size=8, unique=True), st.integers(1, MAX_AHEAD))
-def test_saguaro_scales_the_likeliest_tokens_and_leaves_the_ratios_of_the_others(row: list[int], count: int) -> None:
-    q = torch.tensor([row], dtype=torch.float64) / sum(row)
-    scaled = [0.25 * weight if weight in sorted(row)[-count:] else weight for weight in row]
-    expected = torch.tensor([scaled], dtype=torch.float64) / sum(scaled)
-    assert torch.allclose(saguaro(q, count, 0.25), expected)
-    if count >= len(row):
-        assert torch.allclose(expected, q)
-
-
-class Never(DraftingAhead):
-    """Prepares nothing."""
-
-    def _prepare_next(self, context: list[int], drafted: list[int], k: int) -> None:
-        pass
-
-
-@pytest.mark.parametrize("each", [1, 3])
-def test_with_saguaro_a_draft_that_was_prepared_is_the_one_that_would_be_drafted(native: EngineToy, each: int) -> None:
-    settings = replace(SAGUARO, k=3, temperature=0.8, max_new_tokens=60, ahead=each)
-    events, without = (
-        list(started(native, "draft-model", settings, in_turn=True, kind=kind, prompt=TEXT))
-        for kind in (DraftingAhead, Never)
-    )
-    assert ids_of(events) == ids_of(without)
-    drafts, others = (
-        [[token.id for token in event.drafted] for event in lane if isinstance(event, Round)]
-        for lane in (events, without)
-    )
-    assert drafts == others
-    assert 0 < hits(events) < len(drafts)
-
-
-def test_with_saguaro_more_drafts_are_ready_and_fewer_guesses_pass(toy: TableToy) -> None:
-    ready, passed = [], []
-    for factor in (1.0, 0.1):
-        settings = replace(SAGUARO, k=1, max_new_tokens=60, saguaro=factor)
-        texts = [run(toy, "draft-model", replace(settings, seed=seed), in_turn=True) for seed in range(20)]
-        lanes = [Stats.of(events) for events in texts]
-        ready.append(sum(lane.hits for lane in lanes) / sum(lane.could_hit for lane in lanes))
-        passed.append(sum(lane.accepted for lane in lanes) / sum(lane.tested for lane in lanes))
-    assert ready[1] > ready[0] + 0.05
-    assert passed[1] < passed[0] - 0.05
-
-
-@pytest.mark.parametrize("asked", [{"rule": MATCH}, {"temperature": 0.0}, {"ahead": 0}])
-def test_without_rejection_sampling_or_drafts_ahead_saguaro_changes_nothing(
-    toy: TableToy, asked: dict[str, Any]
-) -> None:
-    settings = replace(SAGUARO, max_new_tokens=40, **asked)
-    events, without = (run(toy, "draft-model", each, True) for each in (settings, replace(settings, saguaro=1.0)))
-    assert [event.drafted for event in events if isinstance(event, Round)] == [
-        event.drafted for event in without if isinstance(event, Round)
-    ]
-
-
 # What the published code does ---------------------------------------------------------------------------------
 
 
@@ -211,12 +149,12 @@ def sampled(toy: TableToy, make_rule: Callable[[Settings], Any], texts: int = 40
     """The p-value of texts of four tokens, written by several rounds with fillers, against the target alone."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(texts):
-        seeded = replace(UNSCALED, seed=seed)
+        seeded = replace(SAMPLED, seed=seed)
         runner, rule = toy.target_runner(16), make_rule(seeded)
         drafter = Filling.over(toy.drafter("draft-model", runner, seeded, rule), runner, rule)
         drafter.in_turn = True
         found[tuple(ids_of(list(decode(runner, drafter, PROMPT, seeded, rule=rule))))] += 1
-    return p_value(found, true_texts(toy.target, PROMPT, 4, UNSCALED))
+    return p_value(found, true_texts(toy.target, PROMPT, 4, SAMPLED))
 
 
 # Trouble ----------------------------------------------------------------------------------------------------

@@ -74,13 +74,13 @@ MASKED = [
     asked(temperature=1.5, k=2, max_new_tokens=4, top_k=2, grammar=GRAMMAR),
     asked(temperature=0.8, k=2, max_new_tokens=4, top_p=0.8, grammar=GRAMMAR),
 ]
-SAGUARO = asked(k=2, temperature=1.0, max_new_tokens=4, ahead=1, saguaro=0.2)
+AHEAD = asked(k=1, temperature=1.0, max_new_tokens=4, ahead=1)
 
 
 def label(value: Any) -> str | None:
     if not isinstance(value, Settings):
         return None
-    given = (f"{name}={getattr(value, name)}" for name in ("k", "temperature", "top_k", "top_p", "ahead", "saguaro"))
+    given = (f"{name}={getattr(value, name)}" for name in ("k", "temperature", "top_k", "top_p", "ahead"))
     return ",".join([*given, *["tree"] * value.tree])
 
 
@@ -99,15 +99,8 @@ def masked(toy: TableToy) -> TableToy:
 
 
 def by_name(toy: Any, name: str) -> Callable[[Rule], Decoding]:
-    """A decoding as a race makes it. Nothing is prepared ahead: that would draw numbers that are not used."""
-
-    def made(rule: Rule) -> Decoding:
-        if not rule.settings.ahead:
-            return decoding_of(toy, name, PROMPT, rule, None)
-        runner = toy.target_runner(32)
-        return Decoding(runner, toy.drafter(name, runner, rule.settings, rule), PROMPT, rule, toy.eos_ids)
-
-    return made
+    """A decoding as a race makes it."""
+    return lambda rule: decoding_of(toy, name, PROMPT, rule, None)
 
 
 def scripted(
@@ -177,15 +170,6 @@ def test_under_a_grammar_it_is_that_of_the_masked_target(
     if not masked_q:
         as_on_a_gpu(monkeypatch)
     assert error(masked, by_name(masked, name), settings) < (EXACT if name in DOUBLE else ROUNDED)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("each", [1, 2])
-@pytest.mark.parametrize("factor", [0.01, 0.5])
-@pytest.mark.parametrize("warped", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.5, "top_k": 2}])
-def test_saguaro_sampling_leaves_it(toy: TableToy, warped: dict[str, Any], factor: float, each: int) -> None:
-    settings = replace(SAGUARO, saguaro=factor, ahead=each, **warped)
-    assert error(toy, by_name(toy, "draft-model"), settings) < EXACT
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -296,12 +280,7 @@ def test_sampled_runs_follow_the_targets_distribution(toy: TableToy, name: str, 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [
-        ("draft-model", replace(SAGUARO, k=1, saguaro=1.0)),
-        ("layer-skip", replace(SAGUARO, k=1, saguaro=1.0)),
-        ("draft-model", replace(SAGUARO, k=1)),
-        ("draft-model", SAGUARO),
-    ],
+    [("draft-model", AHEAD), ("layer-skip", AHEAD), ("draft-model", replace(AHEAD, k=2))],
     ids=label,
 )
 def test_sampled_runs_with_drafts_ahead_do(
@@ -355,13 +334,6 @@ def test_the_enumeration_catches_naive_grammars(
     assert error(masked, by_name(masked, "draft-model"), MASKED[0], test=naive) > 1e-3
 
 
-def test_the_enumeration_catches_a_test_by_the_unscaled_distribution(
-    toy: TableToy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(enumeration.EnumeratedRejection, "draw", mistakes.drawn_unscaled)
-    assert error(toy, by_name(toy, "draft-model"), SAGUARO) > 1e-2
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("mistake", ["accepted if p exceeds q", "resampled from p", "bonus by argmax"])
 def test_chi_square_catches(toy: TableToy, mistake: str) -> None:
@@ -377,11 +349,6 @@ def test_chi_square_catches_random_numbers_that_are_used_again(toy: TableToy, ki
 @pytest.mark.slow
 def test_chi_square_catches_a_naive_grammar(masked: TableToy) -> None:
     assert p_of_short(masked, "draft-model", SAMPLED_GRAMMAR, 1000, mistakes.Unmasked) < 1e-6
-
-
-def test_chi_square_catches_a_test_by_the_unscaled_distribution(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft_in_turn(monkeypatch)
-    assert p_of_short(toy, "draft-model", SAGUARO, 400, mistakes.Unscaled) < 1e-6
 
 
 def test_likely_children_tested_by_a_ratio_are_caught(toy: TableToy) -> None:
