@@ -113,8 +113,7 @@ def race(
         drafter: by default the preset's own, and so is `k`.
         lanes: instead of `drafter` and `k` up to three lanes, as eagle:4 or ngram:auto.
         dtype: of the weights, see `loaded.load`.
-        settings: temperature, max_new_tokens, seed, top_k, top_p, stop, rule, tree, ahead, grammar, and raw,
-            isolated, readers.
+        settings: any of `types.Settings`, as temperature or max_new_tokens, and raw, isolated, readers.
     Raises:
         BadInput: something asked for does not exist or cannot be used; the message says what can.
         TypeError: there is no such setting.

@@ -316,6 +316,11 @@ class Settings:
         label="JSON schema or grammar",
     )
 
+    @property
+    def branches(self) -> bool:
+        """Whether the passes of a draft model branch: over a tree, or over what may follow several outcomes."""
+        return self.tree or self.ahead > 0
+
     def __post_init__(self) -> None:
         for name, one in SETTINGS.items():
             if name != "stop":

@@ -42,7 +42,7 @@ from ..studies.tables import text_table, told
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_NODES, Settings
 from .cases import ALONE, TREE, cases_of_ours
-from .gpu_pair import made_ahead, made_pair
+from .gpu_pair import made_pair
 from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots, smaller_passes
 from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, like, random_head, shape_of
 from .results import size_of
@@ -260,7 +260,6 @@ PARTS: dict[str, tuple[Callable[[Gpu], None], ...]] = {
     "rounds": (forced_rounds, heads, preset_rounds, made_pair),
     "trees": (preset_tree_rounds, preset_trees),
     "batch": (preset_readers,),
-    "ahead": (made_ahead,),
 }
 
 # What is printed -------------------------------------------------------------------------------------------
@@ -278,7 +277,6 @@ SHAPES_OF_ROWS = {
     },
     **{
         "acceptance_rate": ".0%",
-        "hits": ".0%",
         "to_best_assisted": ".2f",
         "to_compiled": ".2f",
         "to_best_chain": ".2f",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..decoding.costs import CostModel, measure_passes
-from ..decoding.events import Round
 from ..decoding.loop import rule_for
-from ..drafters.draft_model import DraftModel
 from ..drafters.none import NoDrafter
-from ..engines.choose import MakeRunner, runner_maker
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
-from ..engines.rows import MOST_ROWS
 from ..racing.stats import Stats
 from ..types import AUTO, MAX_K, Settings
 from .cases import ASSISTED, COMPILED, HF, TUNED, Case
@@ -106,31 +99,3 @@ def cases_of_others(on: Gpu) -> list[Case]:
     compiled = [Case(COMPILED)] if on.device.type == "cuda" else []
     tuned = [Case(TUNED, "draft-model", k) for k in on.sizes.ks if k < MAX_K]
     return [Case(HF), *compiled, Case(ASSISTED, "draft-model"), *tuned]
-
-
-def made_ahead(on: Gpu) -> None:
-    """The draft model of a made pair drafts while the target verifies: beside it on the same device, or on the CPU."""
-    target = made_target(on)
-    draft = first_layers(target, on.sizes.draft_layers)
-    if (pair := paired(on, target, draft)) is None:
-        return
-    prompt = on.prompt(target)
-    capacity, vocab = len(prompt) + on.sizes.new_tokens + MOST_ROWS, target.config.get_text_config().vocab_size
-    engine, on_cpu = runner_maker(deepcopy(draft).to("cpu"))
-    makers: dict[str, MakeRunner] = {
-        "on the same device": partial(GraphRunner, pair.draft_graphs),
-        f"on the CPU ({engine})": on_cpu,
-    }
-    for (where, make), k, ahead in product(makers.items(), on.sizes.ks[:2], (0, 1, 3)):
-        what = f"{where}, K = {k}, " + (f"ahead for {ahead} outcomes a place" if ahead else "in turn")
-        with on.trying(what):
-            asked = Settings(k=k, max_new_tokens=on.sizes.new_tokens, ahead=ahead)
-            runs = [
-                [*pair.events(prompt, asked, DraftModel(make(capacity), vocab, rule_for(asked)))] for _ in range(4)
-            ][1:]
-            told = [event.ahead for event in runs[-1] if isinstance(event, Round) and event.ahead]
-            on.add(
-                *("made pair, ahead", what),
-                tokens_per_second=median(stat.tokens / stat.seconds for stat in map(Stats.of, runs)),
-                hits=sum(each.hit for each in told) / len(told) if told else None,
-            )

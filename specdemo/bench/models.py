@@ -19,7 +19,6 @@ from ..decoding.drafter import Drafter
 from ..decoding.events import Event
 from ..decoding.loop import Decoding, rule_for
 from ..decoding.rule import Rule
-from ..drafters.ahead import DraftingAhead
 from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block
 from ..drafters.heads.drafter import HeadDrafter
@@ -136,11 +135,8 @@ class Pair:
         self, prompt: Sequence[int], settings: Settings, drafter: Drafter | None = None, costs: CostModel | None = None
     ) -> Iterator[Event]:
         """A run with that drafter, by default the draft model."""
-        branches = settings.tree or settings.ahead
-        capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if branches else 0), rule_for(settings)
+        capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if settings.tree else 0), rule_for(settings)
         runner, drafter = GraphRunner(self.graphs, capacity), drafter or self.drafter(capacity, rule)
-        if settings.ahead:
-            drafter = DraftingAhead.over(drafter, runner, rule)
         return decode(Decoding(runner, drafter, prompt, rule, costs=costs))
 
 

@@ -262,7 +262,7 @@ def gpu(
     ] = False,
     quick: Annotated[bool, Option("--quick", help="Measure fewer sizes, in a few minutes for each part.")] = False,
     only: Annotated[
-        str, Option(metavar="PARTS", help="Only these parts: passes, rounds, trees, batch, ahead; with commas.")
+        str, Option(metavar="PARTS", help="Only these parts: passes, rounds, trees, batch; with commas.")
     ] = "",
     json_: JsonFile = None,
 ) -> None:

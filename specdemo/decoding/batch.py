@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def decode(decoding: Decoding) -> Iterator[Event]:
-    """Generate from the target, drafting ahead, and yield what happens as it happens.
+    """Generate from the target with drafts, and yield what happens as it happens.
 
     The emitted tokens follow the target's distribution under the settings of the rule, whatever the drafter proposes;
     under the match rule they do not depend on the drafter at all.

@@ -82,7 +82,6 @@ class Drafter:
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     branches: ClassVar[bool] = False  # whether it can draft a tree
-    drafts_ahead: ClassVar[bool] = False  # whether it can draft while the target verifies, see `drafters.ahead`
     remembers: ClassVar[bool] = False  # whether it copies from `DrafterParts.remembered`
     # Set by K = auto. A chain ends with the token at which the chance that all its tokens pass falls below this. A tree
     # holds no token but the first with a lower chance to pass.

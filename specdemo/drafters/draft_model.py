@@ -53,7 +53,7 @@ class DraftModel(ModelDrafter):
     """
 
     name = "draft-model"
-    branches = drafts_ahead = True
+    branches = True
 
     def __init__(self, runner: Runner, vocab_size: int, rule: Rule) -> None:
         self.runner, self.vocab_size, self.rule = runner, vocab_size, rule
@@ -83,9 +83,8 @@ class DraftModel(ModelDrafter):
         Raises:
             BadInput: a tree is asked for and the draft model cannot draft one.
         """
-        tree, branches = rule.settings.tree, rule.settings.tree or rule.settings.ahead
-        drafting = make_runner(target.context + (MOST_ROWS if branches else 0))
-        if tree and drafting.cannot_branch:
+        drafting = make_runner(target.context + (MOST_ROWS if rule.settings.branches else 0))
+        if rule.settings.tree and drafting.cannot_branch:
             raise BadInput(f"The draft model cannot draft a tree: {drafting.cannot_branch}. Draft a chain.")
         return cls(drafting, target.vocab_size, rule)
 

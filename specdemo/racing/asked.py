@@ -51,6 +51,12 @@ class DraftedLane:
     def name(self) -> str:
         return f"{self.drafter}:{TREE if self.tree else ''}{self.k}{AHEAD if self.ahead else ''}"
 
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """The settings that its name says; the others are those of the race."""
+        own: dict[str, Any] = {"k": self.k, "tree": self.tree}
+        return {**own, "ahead": self.ahead} if self.ahead else own
+
     def settings_in(self, settings: Settings) -> Settings:
         """The settings of the race as they are in this lane."""
         return replace(settings, k=self.k, tree=self.tree, ahead=self.ahead)

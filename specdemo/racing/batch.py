@@ -12,7 +12,7 @@ from ..decoding.events import Event, Finished, Round, emitted_tokens, engine_sec
 from ..decoding.loop import Decoding, rule_for
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
-from ..types import MAX_SEED, BadInput, Settings
+from ..types import MAX_SEED, Settings
 from . import race
 from .asked import Request
 from .lanes import take_turns
@@ -54,9 +54,7 @@ def check_prompts(
         BadInput: as for `race.race`.
     """
     check_drafter(loaded, drafter)
-    check_rule(drafter, settings)
-    if settings.ahead and at_once > 1:
-        raise BadInput("Several prompts at once cannot be drafted ahead.")
+    check_rule(drafter, settings, at_once)
     for prompt in prompts:
         check_fits(loaded, len(prompt), settings, drafter)
     bytes_per_token = lanes * loaded.token_bytes["target"] + loaded.token_bytes.get(drafter, 0)

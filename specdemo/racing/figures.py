@@ -11,7 +11,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..drafters.names import DRAFTERS
-from .ahead import MUCH_LONGER, shared_by_both, why_slower
 from .asked import DraftedLane
 from .stats import Stats, speed_up
 
@@ -39,7 +38,6 @@ class Figures:
         rows: how many rows the target reads for each token of the text.
         k: that of the race; None, and `by_k` empty, if it is AUTO or unknown or the drafts are trees.
         by_k: the speed-up by K from 1 on, see `speeds_by_k`.
-        shared: see `shared_by_both`.
     """
 
     plain: Stats
@@ -53,17 +51,13 @@ class Figures:
     check_cost: float | None
     k: int | None
     by_k: Sequence[float]
-    shared: str = ""
 
     @classmethod
-    def of(
-        cls, plain: Stats, lane: Stats, asked: DraftedLane | None = None, environment: Mapping[str, Any] = NOWHERE
-    ) -> Figures | None:
+    def of(cls, plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> Figures | None:
         """None if there is nothing to compare, or nothing was drafted.
 
         Args:
             asked: the drafter and its K; None if unknown.
-            environment: of the loaded preset, or from a trace.
         """
         ratio, tokens, speed = speed_up(plain, lane), lane.tokens_per_round, plain.tokens_per_second
         if ratio is None or not tokens or not speed:
@@ -86,8 +80,7 @@ class Figures:
             each = sum(cost for part, cost in parts.items() if part not in ("rest", *once)) * lane.rounds / lane.drafted
             by_k = _by_k(lane, k, each, sum(parts[part] for part in ("rest", *once)))
             by_k = [speed * ratio / by_k[k - 1] for speed in by_k]  # so that the race's own K gets what was measured
-        how_sure, shared = noise(plain, lane), shared_by_both(environment)
-        return cls(plain, lane, asked, ratio, how_sure, tokens, parts, draft_cost, check_cost, k, by_k, shared)
+        return cls(plain, lane, asked, ratio, noise(plain, lane), tokens, parts, draft_cost, check_cost, k, by_k)
 
     @property
     def needed(self) -> float:
@@ -109,23 +102,6 @@ class Figures:
         """See the class. A pass has a row for the pending token and one for each drafted token."""
         lane = self.lane
         return None if lane.drafted is None else (lane.rounds + lane.drafted) / (lane.tokens - 1)
-
-    def why_ahead_is_slower(self, than: Stats | None = None) -> str:
-        """Why drafting ahead makes this lane slower; "" if it drafts nothing ahead or the figures do not say.
-
-        Args:
-            than: a lane that drafts the same in turn, whose passes read as many rows; else passes are compared with
-                those of the target alone.
-        """
-        lane, usual = self.lane, than.checks if than else self.plain.verify_times
-        if min(len(lane.prepare_times), len(lane.checks), len(usual)) < ENOUGH or not fmean(usual):
-            return ""
-        one, preparing = fmean(usual), fmean(lane.prepare_times)
-        if than is None and max(self.parts, key=self.parts.__getitem__) == "drafting" and preparing < MUCH_LONGER * one:
-            return ""
-        together = preparing >= MUCH * one  # else there is too little of it to make a pass longer
-        prepared = lane.outcomes / len(lane.prepare_times)
-        return why_slower(fmean(lane.checks) / one, preparing / one, prepared, self.shared if together else "")
 
     @property
     def needed_acceptance(self) -> float | None:

@@ -20,27 +20,11 @@ def notes(found: Figures, same: bool | None = None, exact_rows: int | None = Non
         exact_rows: `Runner.exact_rows` of the target; None if unknown.
     """
     told = [
-        _ahead(found.lane, found.shared),
         _decay(found.lane),
         _context(found.plain),
         _exactness(found, same, exact_rows),
     ]
     return [sentence for sentence in told if sentence]
-
-
-def _ahead(lane: Stats, shared: str) -> str:
-    """How many drafts were prepared while the target verified."""
-    if not lane.could_hit:
-        return ""
-    if not lane.outcomes and shared:
-        return f"No draft was prepared ahead: the drafter runs on the device of the target ({shared})."
-    if not lane.outcomes:
-        return "No draft was prepared ahead: the drafter takes longer than a pass, or runs on the device of the target."
-    each = lane.outcomes / lane.could_hit
-    return (
-        f"{lane.hits / lane.could_hit:.0%} of the drafts were prepared while the target verified, "
-        f"each for {each:.1f} outcomes of a pass."
-    )
 
 
 def _decay(lane: Stats) -> str:

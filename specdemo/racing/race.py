@@ -55,7 +55,7 @@ def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters
             check_room(prompt_tokens, settings, limit, f" of the draft model {loaded.parts.draft_name}")
 
 
-def check_rule(drafter: str, settings: Settings) -> None:
+def check_rule(drafter: str, settings: Settings, readers: int = 1) -> None:
     """Refuse a tree by a drafter of chains, drafting ahead by one that cannot, and K = auto with rejection sampling.
 
     Under rejection sampling a K that depends on drawn tokens would change the distribution.
@@ -64,6 +64,8 @@ def check_rule(drafter: str, settings: Settings) -> None:
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
     if settings.ahead and drafter != "none":
+        if readers > 1:
+            raise BadInput("Several prompts at once cannot be drafted ahead.")
         if settings.grammar:
             raise BadInput("Drafts ahead of a grammar are not possible: leave out the one or the other.")
         if not DRAFTERS[drafter].drafts_ahead:

@@ -60,12 +60,6 @@ class Stats:
     drafts_tested: list[Tested] = field(default_factory=list)
     """Each draft that was not empty and is known. `trees` says whether one was a tree."""
     trees: bool = False
-    could_hit: int = 0
-    """Drafts that may have been prepared ahead, of which `hits` were; for `outcomes` of rounds drafts were prepared."""
-    hits: int = 0
-    outcomes: int = 0
-    prepare_times: list[float] = field(default_factory=list)
-    """Seconds of preparing for the outcomes of each round where that was done."""
     readers: int = 1
     """How many texts are decoded at once, if these are the figures of all of them, see `at_once`."""
 
@@ -106,11 +100,6 @@ class Stats:
         self.verify_seconds = _sum(self.verify_seconds, event.verify_seconds)
         self.round_times.append(event.seconds / (event.merged or 1))
         self.trees |= any(token.parent is not None for token in event.drafted)
-        if event.ahead:
-            self.could_hit, self.hits = self.could_hit + 1, self.hits + event.ahead.hit
-            self.outcomes += event.ahead.prepared
-            if event.ahead.prepared:
-                self.prepare_times.append(event.ahead.seconds)
         if outcomes and told:
             tested = accepted + outcomes.count(DraftOutcome.REJECTED)
             self.drafts_tested.append(Tested(len(outcomes), tested, accepted))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from .asked import AHEAD, DraftedLane
+from .asked import DraftedLane
 from .compare import Comparison, exact_rows
 from .figures import EVEN, MUCH, NOWHERE, Figures, bytes_of, experts_counted, memory_rate_of, memory_share, weight_bytes
 from .notes import notes
@@ -57,7 +57,7 @@ def judge_lane(
         comparison: of the two texts; None if they need not be the same.
         environment: of the loaded preset, or from a trace; with the `memory_rate` measured after the race.
     """
-    found, sentence = Figures.of(plain, lane, asked, environment), race_verdict(plain, lane, asked, environment)
+    found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
         return LaneVerdict(speed_up(plain, lane), sentence)
     rows = exact_rows(environment, tree=asked is not None and asked.tree)
@@ -166,25 +166,10 @@ def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
     apt = max(rates, key=rates.__getitem__, default=name)
     if apt != name and rates[apt] > rates[name] + MUCH / 2:
         words += f" In {apt} more guesses pass, {rates[apt]:.0%} of the tested ones, but a token takes longer."
-    return words + _of_those_ahead(found)
-
-
-def _of_those_ahead(found: Mapping[str, Figures]) -> str:
-    """Of each lane that drafts ahead and is slower than one that drafts the same in turn, why."""
-    words = ""
-    for name, ahead in found.items():
-        turn = found.get(name.removesuffix(AHEAD)) if name.endswith(AHEAD) else None
-        if turn is None or (1 + ahead.noise) * ahead.speed_up >= turn.speed_up:
-            continue
-        ratio = f"{ahead.speed_up / turn.speed_up:.2f}× as fast as drafting in turn"
-        if why := ahead.why_ahead_is_slower(turn.lane):
-            words += f" {name} is {ratio}, because {why}."
     return words
 
 
-def race_verdict(
-    plain: Stats, speculative: Stats, asked: DraftedLane | None = None, environment: Mapping[str, Any] = NOWHERE
-) -> str:
+def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = None) -> str:
     """What the race of a drafted lane against the target alone showed, why, and what to do.
 
     The ratio is `Pace.to`, of the speeds of both lanes after the prompt. The arguments are those of `Figures.of`.
@@ -202,7 +187,7 @@ def race_verdict(
         return "A lane wrote a single token: too little to compare."
     if shorter < 2 or ratio is None:
         return NOTHING
-    found = Figures.of(plain, speculative, asked, environment)
+    found = Figures.of(plain, speculative, asked)
     if found is None:
         chance = f"{abs(ratio - 1):.0%}"
         words = "Nothing was drafted, so both lanes did the same work"
@@ -265,10 +250,7 @@ def _tokens(count: float) -> str:
 
 
 def reason(found: Figures) -> str:
-    """Why a lane is slower: what drafting ahead does to it, or the largest extra cost of a round, or too few accepted
-    tokens; "" if unknown."""
-    if why := found.why_ahead_is_slower():
-        return why
+    """Why a lane is slower: the largest extra cost of a round, or too few accepted tokens; "" if unknown."""
     part = max(found.parts, key=found.parts.__getitem__, default="")
     rate, least = found.lane.acceptance_rate, found.needed_acceptance
     if part and found.parts[part] < MUCH and rate is not None and least is not None and least > rate:
@@ -298,8 +280,6 @@ def action(found: Figures) -> str:
 
     Another K is advised if by the figures it is faster, beyond the noise, than what ran and than the target alone.
     """
-    if found.side < 0 and found.why_ahead_is_slower():
-        return "Draft in turn, not ahead."
     (best, speed), enough, free = found.best, max(BETTER, 1 + found.noise), ""
     nearly_free = found.asked is None or found.asked.drafter in NEARLY_FREE
     drafting = 0.0 if nearly_free else found.parts.get("drafting", 0.0)

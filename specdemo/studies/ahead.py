@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
-from ..racing.ahead import shared_by_both, why_slower
 from ..system.imports import Later
 from ..types import COMMAND, FORM, MAX_AHEAD, MAX_K, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 else:
     batch, race = Later("specdemo.decoding.batch"), Later("specdemo.racing.race")
 
+MUCH_LONGER = 1.1  # what takes less than this many times as long is not worth a sentence
 SEVERAL_KS = "Tokens drafted in one round; several, separated by commas, are compared."
 ABLE = {name: name for name, entry in DRAFTERS.items() if entry.drafts_ahead}
 ALONE, PLAIN, TOGETHER, SIMULATED = "target alone", "speculation", "ahead, same cores", "ahead, simulated"
@@ -280,8 +280,24 @@ def _why(row: Mapping[str, Any], preparing: Mapping[str, Any], plain: Mapping[st
     one = plain["pass_ms"] if plain else None
     if not one or not row["pass_ms"] or not preparing["prepare_ms"]:
         return ""
-    why = why_slower(row["pass_ms"] / one, preparing["prepare_ms"] / one, preparing["prepared"], shared)
-    return f" That is because {why}." if why else ""
+    longer, times = row["pass_ms"] / one, preparing["prepare_ms"] / one
+    words = []
+    if shared and longer >= MUCH_LONGER:
+        words.append(f"a pass takes {longer:.2f} times as long while the drafter prepares ({shared})")
+    if times >= MUCH_LONGER:
+        words.append(f"preparing for {preparing['prepared']:.1f} outcomes takes {times:.1f} times as long as a pass")
+    return f" That is because {' and '.join(words)}." if words else ""
+
+
+def shared_by_both(environment: Mapping[str, Any]) -> str:
+    """What drafter and target share, in words; "" if each has a device, or that is unknown."""
+    device, devices = str(environment.get("device", "")), environment.get("devices")
+    if device == "cpu":  # then all models are in main memory
+        cores = environment.get("threads")
+        return "one core does both" if cores == 1 else f"{cores or 'the'} cores read one memory for both"
+    if device.startswith("cuda") and isinstance(devices, list) and len(devices) == 1:
+        return "the drafter's passes wait in the same queue"
+    return ""
 
 
 def outcomes(each: int) -> str:

@@ -22,8 +22,7 @@ from .serving.line import MODEL, job
 
 # The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
 PLACES = (
-    "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers "
-    "ahead"
+    "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers"
 )
 Player: TypeAlias = Callable[[str | None, Any, dict[str, Any]], Iterator[tuple[Run, str]]]
 

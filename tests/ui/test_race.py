@@ -206,24 +206,6 @@ def test_the_strip_shows_every_pass_to_scale_with_its_tokens_and_opens_its_round
     assert page.evaluate("specdemo.replay.step.at") == 2
 
 
-def test_a_draft_made_ahead_is_drawn_in_the_pass_before_it(page: Page, script: Script) -> None:
-    fill(page, max_new_tokens=40)
-    run(page, "one two three four five six seven")
-    passes = page.evaluate(
-        """() => {
-            const lane = specdemo.race.lanes.speculative;
-            const { strip } = lane;
-            for (const used of [true, false]) {
-                const [at, row] = [strip.passes.at(-1).at + 1, [0, 1, [["a", "r", 1]]]];
-                strip.take({ row, at, seconds: [0.2, 0.8, 1], ahead: [used, 2] }, lane);
-            }
-            strip.draw(strip.scale);
-            return [strip.passes.slice(-3).map(({ ahead }) => ahead ?? null), strip.drawn - strip.passes.length];
-        }"""
-    )
-    assert passes == [[True, False, None], 0]
-
-
 def test_a_difference_is_shown_with_its_place_and_gap(page: Page, script: Script) -> None:
     script.differ_at = 5
     run(page, "one two three four five six seven")

@@ -246,29 +246,6 @@ def test_a_greedy_round_is_stepped_through_by_buttons(page: Page) -> None:
     expect(page.locator(".sd-step")).to_be_hidden()
 
 
-def test_a_draft_that_was_made_ahead_stands_under_the_pass_that_it_was_made_in(page: Page) -> None:
-    """To scale: of the pass before, of this draft and of this pass."""
-    text, _ = traced()
-    lines = [json.loads(line) for line in text.splitlines()]
-    rounds = [line for line in lines if line.get("lane") == SPECULATIVE and line["type"] == "round"]
-    for line, hit in zip(rounds, (False, True, False), strict=False):
-        line |= {"draft_seconds": 0.1, "verify_seconds": 0.3, "seconds": 0.4}
-        line["ahead"] = {"hit": hit, "prepared": 3, "seconds": 0.15}
-    open_replay(page, "".join(json.dumps(line) + "\n" for line in lines))
-    page.get_by_role("button", name="Step through").click()
-    figure = page.locator(".sd-spans")
-    for at, used in ((1, "one"), (2, "none")):
-        page.evaluate("at => specdemo.replay.step.to(at)", at)
-        name = rf"^(verifies, 300 ms; ){{2}}\w+ 3, {used}\b.*, 150 ms; drafts, 100 ms$"
-        expect(figure).to_have_attribute("aria-label", re.compile(name))
-        left, right = (figure.locator("i").nth(bar).bounding_box() for bar in (0, 2))
-        assert left
-        assert right
-        assert right["width"] == pytest.approx(left["width"] / 2, abs=1)
-    page.evaluate("specdemo.replay.step.to(0)")
-    expect(figure).to_have_count(0)
-
-
 @pytest.mark.slow
 def test_what_a_trace_lacks_is_said(page: Page) -> None:
     open_replay(page, traced(temperature=0.8, rule="rejection")[0])

@@ -23,7 +23,7 @@ from specdemo.racing.stats import speed_up
 from specdemo.racing.summary import summary
 from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
 from specdemo.racing.verdict import judge_lane as judge
-from specdemo.types import AUTO, Ahead, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT
 from tests.harness.toys import alike_toy
@@ -64,7 +64,7 @@ def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats
 def test_drafters_are_listed_with_what_their_classes_say() -> None:
     for name, entry in DRAFTERS.items():
         cls = drafter_class(name)
-        for told in ("parallel_drafting", "branches", "drafts_ahead", "remembers"):
+        for told in ("parallel_drafting", "branches", "remembers"):
             assert getattr(entry, told) == getattr(cls, told)
 
 
@@ -206,65 +206,6 @@ def test_what_a_server_does_not_tell_is_left_out() -> None:
     assert "extra time per round" not in dict(found.numbers)
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
     json.dumps(judge(alone(), run(merged)).as_dict(), allow_nan=False)
-
-
-# Drafting ahead ---------------------------------------------------------------------------------------------
-
-CPU, ONE_GPU = {"device": "cpu", "threads": 2}, {"device": "cuda", "devices": ["cuda:0"]}
-TWO_GPUS = {"device": "cuda", "devices": ["cuda:0", "cuda:1"]}
-
-
-def ahead_(verify: float, preparing: float, draft: float = 0.001, other: float = 0.0, prepared: int = 4) -> list[Round]:
-    """Rounds of two tokens whose drafts are prepared ahead, but for the first."""
-    rows = [replace(round_(3, 1, draft, verify, other), ahead=Ahead(True, prepared, preparing)) for _ in range(40)]
-    return [replace(rows[0], ahead=Ahead(False, 0, 0.0)), *rows[1:]]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "environment", "cause"),
-    [
-        (ahead_(0.027, 0.009), CPU, "2.70 prepares 2"),
-        (ahead_(0.025, 0.009), {**CPU, "threads": 1}, "2.50 prepares one"),
-        (ahead_(0.025, 0.009), ONE_GPU, "2.50 prepares queue"),
-        (ahead_(0.01, 0.022, other=0.012), TWO_GPUS, "preparing 4.0 2.2"),
-        (ahead_(0.02, 0.03, prepared=11), CPU, "2.00 prepares 2 preparing 11.0 3.0"),
-        (ahead_(0.025, 0.009), TWO_GPUS, "150% 2.0"),
-        (ahead_(0.025, 0.009), {}, "150% checking"),
-        (ahead_(0.025, 0.0001), CPU, "150% checking"),
-        (ahead_(0.012, 0.009, draft=0.02), CPU, "200% costs"),
-        ([round_(3, 1, 0.001, 0.025)] * 40, CPU, "150% checking"),
-    ],
-)
-def test_a_lane_that_loses_by_drafting_ahead_says_what_of_it(
-    rounds: list[Round], environment: dict[str, Any], cause: str
-) -> None:
-    verdict = judge(alone(), run(rounds), DraftedLane("draft-model", 3, ahead=2), environment=environment)
-    assert re.match(r"Slower, 0\.\d\d×", verdict.sentence)
-    assert tells(verdict.sentence, cause)
-    assert tells(verdict.sentence, "turn ahead") == bool({"prepares", "preparing"} & {*cause.split()})
-
-
-def test_a_lane_that_wins_by_drafting_ahead_names_no_cause() -> None:
-    sentence = judge(
-        alone(), run(ahead_(0.012, 0.009)), DraftedLane("draft-model", 3, ahead=2), environment=CPU
-    ).sentence
-    assert sentence.startswith("1.5")
-    assert "prepares" not in sentence
-
-
-def test_beside_a_lane_that_drafts_the_same_in_turn_its_passes_are_the_measure() -> None:
-    plain, turn = alone(), [round_(3, 1, 0.002, 0.012)] * 40
-    lanes = {"draft-model:3": turn, "draft-model:3:ahead": ahead_(0.018, 0.009), "eagle:3": turn}
-    told = lanes_verdict({name: judge(plain, run(rounds), environment=CPU) for name, rounds in lanes.items()})
-    assert tells(told, "draft-model:3:ahead 0.74× 1.50 2")
-    lanes["draft-model:3:ahead"] = ahead_(0.012, 0.009)
-    assert "in turn" not in lanes_verdict({name: judge(plain, run(rounds)) for name, rounds in lanes.items()})
-
-
-def test_auto_says_why_nothing_was_prepared() -> None:
-    rounds = [replace(row, ahead=Ahead(False, 0, 0.0)) for row in [round_(3, 2, 0.001)] * 40]
-    asked = DraftedLane("draft-model", AUTO, ahead=2)
-    assert [*map(gist, judge(alone(), run(rounds), asked, environment=CPU).notes)] == ["No the 2"]
 
 
 @given(

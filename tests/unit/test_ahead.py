@@ -23,14 +23,12 @@ from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
+from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.asked import read_lanes
 from specdemo.racing.race import check_rule, race, start
 from specdemo.racing.trace import read_trace, write_trace
-from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
-from specdemo.ui.race.messages import event_of
-from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, TableRunner, costs_with, draft_in_turn, ids_of
 from tests.harness.engines import EngineToy, mixed, tiny_model
 from tests.harness.mistakes import ByArgmax
@@ -81,7 +79,9 @@ def native() -> EngineToy:
 
 
 def test_a_drafter_says_whether_it_can() -> None:
-    assert ABLE == [name for name in DRAFTERS if drafter_class(name).drafts_ahead] == ["draft-model", "layer-skip"]
+    """Those that `DraftingAhead` can be over."""
+    able = [name for name in DRAFTERS if issubclass(drafter_class(name), DraftModel)]
+    assert ABLE == able == ["draft-model", "layer-skip"]
 
 
 @pytest.mark.sampled(5)
@@ -300,10 +300,9 @@ def test_what_cannot_be_drafted_ahead_is_refused(toy: TableToy) -> None:
 def test_auto_prepares_nothing_where_drafter_and_target_share_a_device(toy: TableToy) -> None:
     costs = costs_with({1: 1.0, MAX_K + 1: 1.0})
     events = run(toy, "draft-model", replace(SETTINGS, k=AUTO), costs=costs)
-    lane, plain = Stats.of(events), Stats.of(run(toy, "none", replace(SETTINGS, k=0, ahead=0)))
-    assert lane.could_hit > 0
-    assert lane.outcomes == 0
-    assert judge_lane(plain, lane).notes[0].startswith("No draft was prepared ahead: the drafter")
+    told = [event.ahead for event in events if isinstance(event, Round) and event.ahead]
+    assert told
+    assert not any(each.prepared for each in told)
 
 
 def test_auto_learns_what_a_draft_costs_that_was_not_prepared(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +320,7 @@ def test_a_lane_drafts_ahead_and_its_trace_says_so(toy: TableToy, monkeypatch: p
     entries = list(race(toy, first.drafter, PROMPT, settings, more=[second]))  # type: ignore[arg-type]
     lines = list(write_trace({"lanes": [{"name": name} for name in ("plain", first.name, second.name)]}, entries))
     assert read_trace(lines)[1] == entries
-    told = [event_of(entry, 0.0).get("ahead") for entry in entries if entry.lane == first.name]
-    assert {hit for hit, *_ in filter(None, told)} == {True, False}
     by_lane = {name: [e.event for e in entries if e.lane == name] for name in (first.name, second.name, "plain")}
-    assert [hits(events) > 0 for events in by_lane.values()] == [True, False, False]
+    assert [0 < hits(events) < len(events) for events in by_lane.values()] == [True, False, False]
     assert len({tuple(ids_of(events)) for events in by_lane.values()}) == 1
     assert all(isinstance(events[0], Prefilled) for events in by_lane.values())
-    plain, lane = Stats.of(by_lane["plain"]), Stats.of(by_lane[first.name])
-    assert f"{lane.hits / lane.could_hit:.0%} of the drafts were prepared" in judge_lane(plain, lane).notes[0]

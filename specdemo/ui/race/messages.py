@@ -10,8 +10,7 @@ A message holds the run's id, a sequence number and, as far as there is news, on
 
 An event holds `at`, the time of its lane's clock after it. What the pane shows of it is the `row` [round, k, tokens];
 `seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
-rounds it stands for, if more than one. `ahead` says whether its draft was prepared while the target verified, and for
-how many outcomes drafts were prepared. `figures` are those of the lane so far; only the last event of a lane in a
+rounds it stands for, if more than one. `figures` are those of the lane so far; only the last event of a lane in a
 message has them, and of many every tenth. `of_all` are those of all readers of a race together that have a drafter, or
 of all that have none; an event has them now and then, see `Readers`.
 
@@ -120,8 +119,6 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
         told["seconds"] = [None if part is None else round(part, 6) for part in parts]
         if event.merged:
             told["merged"] = event.merged
-        if event.ahead:
-            told["ahead"] = [event.ahead.hit, event.ahead.prepared, round(event.ahead.seconds, 6)]
     return told
 
 

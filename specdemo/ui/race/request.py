@@ -49,7 +49,7 @@ def read_request(
     if lanes is not None:
         first, *rest = read_lanes(lanes)
         drafter, more = first.drafter, tuple(rest)
-        settings |= {"k": first.k, "tree": first.tree} | ({"ahead": first.ahead} if first.ahead else {})
+        settings |= first.own_settings
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
         Field(name, "", "switch", said=name).check(value)

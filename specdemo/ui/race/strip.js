@@ -6,7 +6,7 @@ const PASS = 9; // px that a pass of the first lane takes
 const WIDEST = 8000; // px of a strip; in a longer race every pass takes less
 const [BLOCK, DRAFT, TOKEN] = [8, 3, 4]; // px
 const KNOWN = 4; // passes from which the scale is taken
-export const PASSES = ["The passes, to scale", "A block is a pass of the target, as wide as it took. The line before it is the draft. Above it are the tokens that it gave, and pale those that it discarded. A line in a block is a draft that was made meanwhile, pale if it was not used. All lanes have the same scale."];
+export const PASSES = ["The passes, to scale", "A block is a pass of the target, as wide as it took. The line before it is the draft. Above it are the tokens that it gave, and pale those that it discarded. All lanes have the same scale."];
 const WHY = [PASSES[0], `${PASSES[1]} Press a block to step through its round.`];
 
 /** Pixels for a second, the same for all lanes; null before enough is known. */
@@ -22,11 +22,11 @@ export const scaleOf = (strips, before) => {
 export const coloursOf = (element) => {
   const style = getComputedStyle(element);
   const colour = (name) => style.getPropertyValue(`--sd-${name}`);
-  return { a: colour("a"), r: colour("r"), b: colour("b"), "-": colour("x"), pass: colour("lane"), other: colour("soft"), draft: colour("card") };
+  return { a: colour("a"), r: colour("r"), b: colour("b"), "-": colour("x"), pass: colour("lane"), other: colour("soft") };
 };
 
 /** Draw a pass at its place in a strip of so many px. */
-export const drawPass = (brush, { from, reads, to, codes, ahead }, scale, tall, colours) => {
+export const drawPass = (brush, { from, reads, to, codes }, scale, tall, colours) => {
   const base = tall - BLOCK;
   const fill = (colour, x, y, width, height) => {
     brush.fillStyle = colour;
@@ -35,11 +35,6 @@ export const drawPass = (brush, { from, reads, to, codes, ahead }, scale, tall, 
   const width = Math.max(1, (to - reads) * scale - 1);
   fill(colours.other, from * scale, base + (BLOCK - DRAFT) / 2, (reads - from) * scale, DRAFT);
   fill(colours.pass, reads * scale, base, width, BLOCK);
-  if (ahead !== undefined) {
-    brush.globalAlpha = ahead ? 1 : 0.35;
-    fill(colours.draft, reads * scale, base + (BLOCK - DRAFT) / 2, width, DRAFT);
-    brush.globalAlpha = 1;
-  }
   const height = Math.min(TOKEN, base / codes.length);
   codes.forEach((code, at) => {
     brush.globalAlpha = code === "-" ? 0.35 : 1;
@@ -79,7 +74,7 @@ export class Strip {
     return this.passes.at(-1)?.to ?? 0;
   }
 
-  take({ row, at, seconds, merged = 1, ahead }, lane) {
+  take({ row, at, seconds, merged = 1 }, lane) {
     if (!seconds) this.began ??= at; // the first token came with the prompt's pass
     if (!seconds || this.began === null) return;
     const [, , tokens] = row;
@@ -93,10 +88,6 @@ export class Strip {
       shared.codes = [...shared.codes, ...codes].sort((a, b) => (a === "-") - (b === "-"));
       this.drawn = Math.min(this.drawn, place);
       return;
-    }
-    if (ahead && place) {
-      [this.passes.at(-1).ahead] = ahead; // whether it was used
-      this.drawn = Math.min(this.drawn, place - 1);
     }
     for (let pass = 0; pass < merged; pass++) {
       const to = at - this.began - (merged - 1 - pass) * all;

@@ -89,12 +89,12 @@ export class Step {
   }
 
   /** What is known of a round, and the steps that show it. */
-  read({ places, seconds, ahead }) {
+  read({ places, seconds }) {
     const { player } = this;
     const { temperature, rule } = player.data.request.settings;
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
-    Object.assign(this, { seconds, places, ahead }, roundOf(player.data.lanes[player.lane], this.at));
+    Object.assign(this, { seconds, places }, roundOf(player.data.lanes[player.lane], this.at));
     this.steps = this.branches ? treeSteps(this, this.tokens) : this.chainSteps();
     this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
   }
@@ -137,38 +137,10 @@ export class Step {
   drawDraft() {
     if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
     const [draft, verify] = this.seconds;
-    const [hit, prepared] = this.ahead ?? [];
-    const outcomes = prepared ? ` While the target verified the round before, drafts were prepared for ${many(prepared, "outcome")}: ${hit ? "one of these came true, so this draft was ready" : "none of these came true"}.` : "";
     return [
-      `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}.${outcomes} The target reads the draft in one pass of ${millis(verify)}, ` +
+      `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
         "which computes the probability of every token at each position. Then the drafted tokens are tested from left to right.",
-      ...(prepared && this.at ? [this.sideBySide()] : []),
     ];
-  }
-
-  /** What target and drafter did from the pass of the round before to the end of this one, to scale. */
-  sideBySide() {
-    const [before, now] = this.player.rounds.slice(this.at - 1, this.at + 1).map(({ at, seconds: [draft, , all] }) => ({ drafts: at - all, verifies: at - all + draft, ends: at }));
-    const [hit, prepared, seconds = 0] = this.ahead; // links made before they were told have none
-    const ready = before.verifies + seconds;
-    const rows = [
-      ["target", ["verifies", before.verifies, before.ends], ["verifies", now.verifies, now.ends]],
-      ["drafter", [`prepares ${prepared}, ${hit ? "one used" : "none used"}`, before.verifies, ready, !hit], ["drafts", Math.max(now.drafts, ready), now.verifies]],
-    ];
-    const percent = (length) => `${(100 * length) / (now.ends - before.verifies)}%`;
-    const parts = rows.map(([who, ...spans]) => {
-      const bars = spans.map(([what, from, to, unused]) => {
-        const bar = make("i", unused ? "sd-unused" : "", what);
-        bar.title = `${what}, ${millis(Math.max(0, to - from))}`;
-        Object.assign(bar.style, { left: percent(from - before.verifies), width: `max(1px, ${percent(Math.max(0, to - from))})` });
-        return bar;
-      });
-      return make("div", `sd-span-${who}`, make("span", "", who), make("div", "", ...bars));
-    });
-    const figure = make("div", "sd-spans", ...parts);
-    figure.setAttribute("role", "img");
-    figure.setAttribute("aria-label", [...figure.querySelectorAll("i")].map((bar) => bar.title).join("; "));
-    return figure;
   }
 
   drawTest(place) {
