@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +26,6 @@ MUCH_LONGER = 1.1  # what takes less than this many times as long is not worth a
 SEVERAL_KS = "Tokens drafted in one round; several, separated by commas, are compared."
 ABLE = {name: name for name, entry in DRAFTERS.items() if entry.drafts_ahead}
 ALONE, PLAIN, TOGETHER, SIMULATED = "target alone", "speculation", "ahead, same cores", "ahead, simulated"
-TIMELINE_ROUNDS = 8
 SIMULATION = (
     "Simulated from measured times: drafter and target run one after the other here, and the simulation lets them run "
     "side by side, as on two devices of this speed."
@@ -110,8 +108,7 @@ class DraftsAhead(Study):
         with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
             rounds = [event for event in events if isinstance(event, Round)]
         times = times_of(rounds, in_turn)
-        timeline = simulated(times) if in_turn else ()
-        seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
+        seconds = simulated(times) if in_turn else sum(event.seconds for event in rounds)
         told = [event.ahead for event in rounds if event.ahead]
         return Text(
             *(way, prompt, sum(len(event.emitted) for event in rounds), seconds),
@@ -119,7 +116,6 @@ class DraftsAhead(Study):
             fmean([one.passing for one in times] or [0]),
             fmean([one.drafting for one in times if not one.hit] or [0]),
             fmean([one.preparing for one in times] or [0]),
-            tuple(timeline[: 3 * TIMELINE_ROUNDS]),
         )
 
     def methods(self) -> list[Way]:
@@ -145,15 +141,6 @@ class Way(NamedTuple):
         return ", ".join([self.method, *parts])
 
 
-class Span(NamedTuple):
-    """Something that target or drafter did, in seconds from the first round on."""
-
-    who: str
-    what: str
-    begins: float
-    ends: float
-
-
 @dataclass(frozen=True, slots=True)
 class Text:
     """One text after its prompt. `seconds` are simulated where the method is; the other times are those of a round."""
@@ -168,7 +155,6 @@ class Text:
     passing: float
     drafting: float
     preparing: float
-    timeline: tuple[Span, ...] = ()
 
 
 class Times(NamedTuple):
@@ -194,24 +180,14 @@ def times_of(rounds: Sequence[Round], in_turn: bool) -> list[Times]:
     ]
 
 
-def simulated(times: Sequence[Times]) -> list[Span]:
-    """What target and drafter do when they run side by side.
+def simulated(times: Sequence[Times]) -> float:
+    """The seconds that the rounds take where target and drafter run side by side.
 
     After a hit the next pass begins when this one and the preparation have ended. On a miss the drafter gives up what
     it prepares, and drafts.
     """
-    spans, now = list[Span](), 0.0
-    for one, following in pairwise([*times, Times(0.0, 0.0, 0.0, False)]):
-        if one.drafting:
-            spans.append(Span("drafter", "uses what is ready" if one.hit else "drafts", now, now + one.drafting))
-            now += one.drafting
-        spans.append(Span("target", "verifies", now, now + one.passing))
-        prepared = one.preparing if following.hit else min(one.preparing, one.passing)
-        if prepared:
-            what = "prepares, used" if following.hit else "prepares, unused"
-            spans.append(Span("drafter", what, now, now + prepared))
-        now += max(one.passing, prepared)
-    return spans
+    hits = [*(one.hit for one in times[1:]), False]
+    return sum(one.drafting + max(one.passing, one.preparing * hit) for one, hit in zip(times, hits, strict=True))
 
 
 def summarise(texts: Sequence[Text], methods: Sequence[Way]) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead, outcomes
 from ...studies.causes import Causes
 from ...studies.check import OWN_TABLES, Check
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
@@ -20,7 +19,7 @@ from ...studies.study import Study
 from ...studies.sweep import Sweep
 from .pictures_of_checks import of_lossless
 from .pictures_of_theory import of_measured
-from .plots import ALONE, DRAFT_LENGTH, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines, spans
+from .plots import ALONE, DRAFT_LENGTH, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines
 
 if TYPE_CHECKING:
     from ...studies.diagnosis import Diagnosis
@@ -168,39 +167,6 @@ def of_readers(study: Readers) -> Picture:
     return [Section(verdict, words, plots, study.tables())]
 
 
-def of_ahead(study: DraftsAhead) -> Picture:
-    if not study.texts:
-        return []
-    rows, (verdict, *words) = study.rows(), study.words() or [""]
-    named = [
-        _bar(f"{row['method']}{', ' + outcomes(row['fan_out']) if row['fan_out'] else ''}", row["tokens_per_second"])
-        for row in rows
-    ]
-    hits = [
-        (method, _points([row for row in rows if row["method"] == method], "fan_out", "hits"))
-        for method in (TOGETHER, SIMULATED)
-    ]
-    x, ready = {"label": "outcomes prepared for each place", "format": ",.0f"}, {"label": "of the drafts", **SHARE}
-    simulation = next((text for text in reversed(study.texts) if text.timeline), None)
-    plots = [
-        bars(
-            "Tokens per second",
-            "Simulated: on two devices of this speed.",
-            {"label": "tokens/s", "format": ".0f"},
-            named,
-        ),
-        lines("Drafts that were ready", "How often an outcome that was prepared for came true.", x, ready, hits),
-        spans(
-            f"Some rounds to scale, simulated, {outcomes(simulation.way.fan_out)}",
-            "The drafter above, the target below. What is prepared while the target verifies is used, or thrown away.",
-            simulation.timeline,
-        )
-        if simulation
-        else Figure("", "", ""),
-    ]
-    return [Section(verdict, words, plots, study.tables())]
-
-
 def of_check(study: Check) -> Picture:
     """Until a drafter is examined, those that were tried."""
     known = ((row["drafter"], row["speed_up"]) for row in study.rows() if row["speed_up"] is not None)
@@ -297,7 +263,7 @@ class Shown:
 
 
 def of_words(study: Study) -> Picture:
-    words, tables = study.words(), study.tables()
+    words, tables = study.words(), [table for table in study.tables() if table.rows]
     return [Section("", words, [], tables)] if words or tables else []
 
 
@@ -310,7 +276,6 @@ PICTURES: dict[str, Shown] = {
     "domains": Shown(of_domains, ((3, 1),)),
     "causes": Shown(of_causes, ((7, 1),)),
     "batch": Shown(of_readers, ((3, 1),)),
-    "ahead": Shown(of_ahead, ((3, 1),)),
     "lossless": Shown(of_lossless, ((1, 1), (1, 2), (3, 1))),
 }
 

@@ -235,35 +235,6 @@ def bars(
     return Figure(title, "\n".join([words, *key]), plot, height + AXIS)
 
 
-def spans(title: str, words: str, rows: Iterable[tuple[str, str, float, float]]) -> Figure:
-    """What several do at the same time, to scale: rows of who, what, and from when to when in seconds."""
-    shown: list[dict[str, Any]] = []
-    for who, what, begins, ends in rows:
-        span = {"who": who, "what": what, "from": 1000 * begins, "to": 1000 * ends}
-        shown.append({**span, "told": f"{what}, {told(1000 * (ends - begins), 'ms')} ms"})
-    if not shown:
-        return Figure(title, words, "")
-    names = list(dict.fromkeys(row["what"] for row in shown))
-    height = AXIS + LEGEND_LINE * len(names) + 2 * 3 * LINE
-    colour = alt.Color("what:N", scale=alt.Scale(domain=names, range=COLOURS[: len(names)]), legend=_legend())
-    axis = alt.Axis(title="milliseconds", tickCount=5, domain=False, ticks=False)
-    lanes = alt.Y("who:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False, labelColor=INK))
-    bar = (
-        alt.Chart(alt.Data(values=shown))
-        .mark_bar(cornerRadius=2, stroke="var(--sd-card)", strokeWidth=1)
-        .encode(
-            alt.X("from:Q", axis=axis, scale=alt.Scale(nice=False)),
-            alt.X2("to"),
-            lanes,
-            colour,
-            tooltip=[alt.Tooltip("told:N", title="name")],
-            description="told:N",
-        )
-    )
-    spoken = ", ".join(f"{row['who']}: {row['told']}" for row in shown)
-    return Figure(title, words, _json(alt.layer(bar), f"{title}. {spoken}", height), height)
-
-
 def _bar_rows(
     rows: list[dict[str, Any]], form: str, rules: Sequence[tuple[float, str]], mark: str
 ) -> list[dict[str, Any]]:
