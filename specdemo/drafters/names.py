@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """The path of a drafter's class, "module:Class" in this package, what it does in a few words, and one line more.
 
-    The others are those of the class, for code that must not import it.
+    `drafts_ahead` says whether it can draft ahead, see `drafters.ahead`. The others are those of the class, for code
+    that must not import it.
     """
 
     path: str
