@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .decoding.events import emitted_tokens
+from .decoding.events import Finished, emitted_tokens
 from .models.kept import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
 from .racing.asked import Request, fitted, parameters
@@ -167,10 +167,12 @@ def _display() -> Callable[[str], None] | None:
 
 def _coloured(entry: Entry) -> str:
     """The text of an event, with a colour for each origin."""
-    tokens, shown = emitted_tokens(entry.event), []
-    for at, text in enumerate(entry.spans.emitted):
-        colour = COLOURS.get(tokens[at].kind.value) if at < len(tokens) else None
-        shown.append(f'<span style="color: {colour}">{html.escape(text)}</span>' if colour else html.escape(text))
+    if isinstance(entry.event, Finished):
+        return html.escape(entry.event.text)
+    shown = []
+    for token in emitted_tokens(entry.event):
+        colour, text = COLOURS.get(token.kind.value), html.escape(token.text)
+        shown.append(f'<span style="color: {colour}">{text}</span>' if colour else text)
     return "".join(shown)
 
 

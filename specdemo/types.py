@@ -108,55 +108,34 @@ class Ahead:
 class Draft:
     """A tree of k proposed tokens. An empty draft is legal: the round is then plain decoding.
 
+    The tokens of a chain may have been drawn from the drafter's distributions; those of a tree were chosen. They are
+    tested as they came, whatever their shape: a tree of one token is not a chain.
+
     Attributes:
         token_ids: [k]; an int64 tensor where tokens were drawn on a device, so that the host need not wait for them.
         probs: [k, V], the distribution that each token was drawn from, after warping. Only rejection sampling reads it.
-            None stands for one-hot.
+            None stands for one-hot: the tokens were chosen.
         q: [k], the drafter's probability of each token, NaN where its logits were not finite; in a tree its estimate of
-            the chance that the target draws it. None stands for 1: the tokens were chosen and not drawn.
+            the chance that the target draws it. None stands for 1.
         parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
-            text. None stands for those of a chain: -1, 0, 1, ... Others are of chosen tokens: there are no `probs`.
+            text. By default those of a chain: -1, 0, 1, ...
+        tree: whether a tree was asked for.
         ahead: whether and how it was prepared ahead; None where nothing is.
+        drawn_from: for each drawn token the drafter's probabilities [1, V'], and the tokens int64 [V'] that the columns
+            stand for (None for the whole vocabulary).
     """
 
     token_ids: Sequence[int] | Tensor = ()
     probs: Tensor | None = None
     q: Tensor | None = None
-    parents: Sequence[int] | None = None
+    parents: Sequence[int] = ()
+    tree: bool = False
     ahead: Ahead | None = None
+    drawn_from: Sequence[tuple[Tensor, Tensor | None]] = ()
 
-
-def parents_or_chain(parents: Sequence[int] | None, count: int) -> Sequence[int]:
-    """The parents of `count` tokens; those of a chain, which names none, are -1, 0, 1, ..."""
-    return range(-1, count - 1) if parents is None else parents
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The target's answer to a draft of k tokens: the accepted ones, then `token_id`.
-
-    `path` are the accepted tokens by their places in the draft, and `parents` those of the draft. `p`, `q` and
-    `drafted` have one entry per drafted token: its probability under the target and under the drafter, and its id.
-    `draws` are the uniform numbers that rejection sampling tested with. `margins` are those of the emitted tokens under
-    the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`. `target_ids` are the tokens
-    that the target draws after each row of the pass, [k + 1], where the rule draws them.
-    """
-
-    path: Sequence[int]
-    token_id: int
-    kind: TokenKind
-    token_p: float
-    p: Sequence[float] = ()
-    q: Sequence[float] = ()
-    drafted: Sequence[int] = ()
-    draws: Sequence[float] = ()
-    margins: Sequence[float] = ()
-    target_ids: Sequence[int] = ()
-    parents: Sequence[int] | None = None
-
-    @property
-    def accepted(self) -> int:
-        return len(self.path)
+    def __post_init__(self) -> None:
+        if not self.tree:
+            object.__setattr__(self, "parents", range(-1, len(self.token_ids) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +143,14 @@ class Token:
     """An emitted token. What is not known is None: a server may not tell probabilities, nor every id.
 
     `p` is the target's probability of it. `margin` tells under the match rule how close the second candidate came, see
-    `noise.draw`.
+    `noise.draw`. The loop leaves `text` empty; what reads its events fills it in.
     """
 
     id: IntIfKnown
     kind: TokenKind
     p: float | None = None
     margin: float | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +159,7 @@ class DraftedToken:
 
     `id`, `p` and `q` are None where they are not known, `draw` also under the match rule, which draws no such number.
     `parent` is the index in the draft of the token that this one follows, -1 for the first of a path; None in a chain,
-    where each token follows the one before it.
+    where each token follows the one before it. `text` is filled in as that of a `Token` is.
     """
 
     id: IntIfKnown
@@ -188,6 +168,7 @@ class DraftedToken:
     q: float | None = None
     draw: float | None = None
     parent: int | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

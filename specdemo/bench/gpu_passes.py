@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..decoding.answer import Answer
 from ..decoding.batch import decode
 from ..decoding.drafter import Drafter
 from ..decoding.events import Round
@@ -32,9 +33,9 @@ from ..engines.gpu.graph import GraphRunner, Graphs, Outcome
 from ..engines.layout import FusedModel, Layer
 from ..engines.linear import swiglu
 from ..engines.rows import MOST_ROWS, branches_of
-from ..engines.runner import Runner
+from ..engines.runner import Capturing, Runner
 from ..system.hardware import seconds_of
-from ..types import MAX_K, Draft, Settings, Verdict
+from ..types import MAX_K, Draft, Settings
 from .models import bytes_read, captured, random_model
 from .roofline import against_memory
 from .rows import Row
@@ -192,10 +193,10 @@ class Forced(Match):
         super().__init__(settings)
         self.passing = passing
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Capturing | None = None) -> Answer:
         ids = torch.as_tensor(draft.token_ids, dtype=torch.long)[: self.passing]
         certain = one_hot(ids.to(logits.device), logits.shape[-1], logits.dtype)
-        return super().verify(torch.cat([certain, logits[len(certain) :]]), draft, position)
+        return super().verify(torch.cat([certain, logits[len(certain) :]]), draft, position, captured)
 
 
 # The operations of a pass ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ..decoding.events import emitted_tokens
+from ..decoding.events import Finished, emitted_tokens
 from ..models.presets import load_presets
 from ..racing.memory import MemoryFile, remembering
 from ..racing.text import LaneText
@@ -140,11 +140,11 @@ def generate(
         for event in race.start(loaded, asked.drafter, prompt_ids, asked.settings):
             events.append(event)
             if not json_:
-                spans = text.read(event).emitted
-                kinds = [token.kind for token in emitted_tokens(event)]
-                for position, span in enumerate(spans):
-                    style = STYLES[kinds[position]] if position < len(kinds) else {}
-                    typer.echo(typer.style(printable(span), **style), nl=False)
+                read = text.read(event)
+                for token in emitted_tokens(read):
+                    typer.echo(typer.style(printable(token.text), **STYLES[token.kind]), nl=False)
+                if isinstance(read, Finished):
+                    typer.echo(printable(read.text), nl=False)
                 sys.stdout.flush()
         outcome = summary.report(loaded, prompt_ids, events, asked.settings.grammar)
         if kept:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..system.progress import check_stopped
-from ..types import BadInput, Draft, brief, parents_or_chain
+from ..types import BadInput, Draft, brief
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -174,7 +174,7 @@ class Constraint:
         """
         token_ids = draft.token_ids.tolist() if isinstance(draft.token_ids, Tensor) else draft.token_ids
         after: list[Constraint | None] = [self]
-        for token, parent in zip(token_ids, parents_or_chain(draft.parents, len(token_ids)), strict=True):
+        for token, parent in zip(token_ids, draft.parents, strict=True):
             before = after[parent + 1]
             following = before.fork() if before else None
             after.append(following if following and following.advance([token]) else None)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..engines.quantized import Weight
 from ..engines.runner import Runner, Wanted, read_together
-from ..types import Draft, Verdict
+from ..types import Draft
+from .answer import Answer
 from .rule import Rule
 
 
@@ -147,7 +148,7 @@ class Drafter:
         """How many sequential steps a draft of this many tokens takes."""
         return min(tokens, 1) if self.parallel_drafting else tokens
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, answer: Answer) -> None:
         """Learn what became of the last draft."""
 
     def release(self) -> None:

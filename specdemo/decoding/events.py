@@ -7,10 +7,13 @@ holds them as JSON lines, see `racing.trace`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
-from ..types import Ahead, DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, Token
+from ..types import Ahead, Draft, DraftedToken, FinishReason, FloatIfKnown, Token
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,28 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class Distributions:
+    """What the tokens of a round were drawn from, above temperature 0.
+
+    Attributes:
+        position: of the first drafted token.
+        target_probs: after each row of the pass, [k + 1, V].
+        draft_probs: see `Draft.drawn_from`; none where the tokens were chosen.
+        seed: of the noise of the match rule; None under rejection sampling.
+    """
+
+    position: int
+    target_probs: Tensor
+    draft_probs: Sequence[tuple[Tensor, Tensor | None]]
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, position: int, target_probs: Tensor, draft: Draft, seed: int | None = None) -> Distributions:
+        """Those of a draft, whose test may have read more rows."""
+        return cls(position, target_probs[: len(draft.token_ids) + 1], draft.drawn_from, seed)
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One draft, one verification, its emitted tokens. The drafted tokens of a tree name their parents.
 
@@ -34,6 +59,7 @@ class Round:
 
     `merged` is how many rounds of a server this one stands for, if the server reported several together. Which tokens
     belong to which of them is then unknown, and so are the kinds of the tokens. `ahead` is that of the draft.
+    `distributions` are there if they were asked for. They are large: who keeps a round leaves them out.
     """
 
     index: int
@@ -45,13 +71,15 @@ class Round:
     k: int | None = None  # None in a trace that does not say
     merged: int | None = None
     ahead: Ahead | None = None
+    distributions: Distributions | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Nothing more is emitted."""
+    """Nothing more is emitted. `text` are bytes at the end that never completed a character."""
 
     reason: FinishReason
+    text: str = ""
 
 
 Event: TypeAlias = Prefilled | Round | Finished
@@ -63,31 +91,11 @@ def emitted_tokens(event: Event) -> tuple[Token, ...]:
     return event.emitted if isinstance(event, Round) else ()
 
 
+def text_of(event: Event) -> str:
+    """What an event adds to the text."""
+    return event.text if isinstance(event, Finished) else "".join(token.text for token in emitted_tokens(event))
+
+
 def engine_seconds(event: Event) -> float:
     """The time that an event adds to its lane's clock."""
     return 0.0 if isinstance(event, Finished) else event.seconds
-
-
-def branches(drafted: Sequence[DraftedToken]) -> bool:
-    """Whether a draft is a tree. Only the tokens of a tree name their parents."""
-    return any(token.parent is not None for token in drafted)
-
-
-def parents_of(drafted: Sequence[DraftedToken]) -> list[int]:
-    """The index of each token's parent in the draft, -1 for the text."""
-    return [index - 1 if token.parent is None else token.parent for index, token in enumerate(drafted)]
-
-
-def path_of(drafted: Sequence[DraftedToken]) -> list[int]:
-    """The indices of the accepted tokens, after a -1 for the text."""
-    return [-1, *(index for index, token in enumerate(drafted) if token.outcome is DraftOutcome.ACCEPTED)]
-
-
-def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
-    """The drafted tokens that were tested, one for each place: the accepted ones, then the rejected one, if any.
-
-    In a tree all children of a token are tested together. If all were rejected, one of them stands for all.
-    """
-    path, followed = path_of(drafted), zip(drafted, parents_of(drafted), strict=True)
-    failed = [token for token, parent in followed if parent == path[-1] and token.outcome is DraftOutcome.REJECTED]
-    return [*(drafted[index] for index in path[1:]), *failed[:1]]

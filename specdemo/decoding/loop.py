@@ -8,37 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from math import isfinite
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..engines.gpu.capture import CudaCapture
-from ..engines.runner import Pass, Runner, Wanted, together_of
+from ..engines.runner import Pass, Runner, Wanted, capturing_of, together_of
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
     REJECTION,
     BadInput,
     Draft,
-    DraftedToken,
-    DraftOutcome,
     FinishReason,
     Settings,
-    Token,
-    TokenKind,
-    Verdict,
-    parents_or_chain,
 )
 from .adaptive_k import DraftLengthController, Readers
+from .answer import Answer, row_parents
 from .costs import CostModel
 from .drafter import Drafter
 from .events import Event, Finished, Prefilled, Round
 from .match import Match
 from .rejection import Rejection
 from .rule import Rule
-from .walk import row_parents
+from .walk import path_of
 
 PIECE = 32  # tokens of a prompt
 
@@ -75,6 +68,7 @@ class Decoding:
         costs: learn from every round; K = auto needs them.
         ks: the K of each round and whether its draft is a tree, as recorded in a trace, instead of the K of `settings`.
         readers: the prompts that are decoded at once, see `batch.decode_batch`.
+        distributions: whether its rounds come with what they were drawn from.
         waited: seconds of its time in which others went on.
     """
 
@@ -87,6 +81,7 @@ class Decoding:
     costs: CostModel | None = None
     ks: Iterable[tuple[int, bool]] | None = None
     readers: Readers = field(default_factory=Readers)
+    distributions: bool = False
     waited: float = 0.0
 
     @torch.inference_mode()
@@ -103,19 +98,19 @@ class Decoding:
                 raise BadInput("The prompt is empty.")
             check_room(len(prompt_ids), settings, runner.context)
             given = settings.k if self.ks is None else self.ks
-            rule.use(runner)
+            captured = capturing_of(runner)
             drafter.reads_alone = self.readers.count == 1
             control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree, self.readers)
 
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]
             drafter.reset(prompt_ids)
-            verdict = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids))
+            answer = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids), captured)
             written: list[int] = []  # what follows the prompt in `ids`
-            emitted, reason = _emit(verdict, written, settings, self.eos_ids, self.stop)
+            answer, reason = self._write(answer, written)
             ids = [*prompt_ids, *written]
             rule.advance(ids[-1:])
-            yield Prefilled(len(prompt_ids), emitted[0], self._clock() - began, settings.seed)
+            yield Prefilled(len(prompt_ids), answer.emitted[0], self._clock() - began, settings.seed)
 
             index, last = 0, None
             while reason is None:
@@ -133,20 +128,30 @@ class Decoding:
                 logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
 
                 # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
-                verdict = rule.verify(rule.masked(logits, draft), draft, len(ids))
+                answer = rule.verify(rule.masked(logits, draft), draft, len(ids), captured)
                 verified_at = self._clock()
 
                 # Keep: the path and that token are added to the text, the pending token and the path to the cache.
-                emitted, reason = _emit(verdict, written, settings, self.eos_ids, self.stop)
+                answer, reason = self._write(answer, written)
+                guesses, emitted = answer.guesses, answer.emitted
                 ids += written[-len(emitted) :]
                 rule.advance(ids[-len(emitted) :])
-                runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
-                drafter.observe(verdict)
-                tested = _outcomes(verdict, len(emitted))
+                runner.keep([node + 1 for node in path_of(guesses)][: len(emitted)])
+                drafter.observe(answer)
                 ended = self._clock()
                 drafting = elapsed_seconds(drafts_from, drafted) - waited
                 verifying = verified_at - began - drafting
-                last = Round(index, tested, emitted, drafting, verifying, ended - began, k, ahead=draft.ahead)
+                last = Round(
+                    index,
+                    guesses,
+                    emitted,
+                    drafting,
+                    verifying,
+                    ended - began,
+                    k,
+                    ahead=draft.ahead,
+                    distributions=answer.distributions if self.distributions else None,
+                )
                 yield last
                 index += 1
             yield Finished(reason)
@@ -171,6 +176,21 @@ class Decoding:
             runner.hidden_states = torch.cat(states)
         return logits[-1:]
 
+    def _write(self, answer: Answer, written: list[int]) -> tuple[Answer, FinishReason | None]:
+        """Add the emitted tokens to what is `written`, up to the first end of the text."""
+        for count, token in enumerate(answer.emitted, start=1):
+            written.append(token.id)
+            if reason := self._end(token.id, written):
+                return answer.until(count), reason
+        return answer, None
+
+    def _end(self, newest: int, written: Sequence[int]) -> FinishReason | None:
+        if newest in self.eos_ids:
+            return FinishReason.EOS
+        if self.stop(written):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(written) == self.rule.settings.max_new_tokens else None
+
     def _away(self) -> float:
         """Seconds of its time in which others went on, or operations were captured, which is done once."""
         return self.waited + CudaCapture.seconds
@@ -184,40 +204,3 @@ def _rows(pending: int, draft: Draft) -> Sequence[int] | Tensor:
     if isinstance(draft.token_ids, Tensor):
         return F.pad(draft.token_ids, (1, 0), value=pending)
     return [pending, *draft.token_ids]
-
-
-def _emit(
-    verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
-) -> tuple[tuple[Token, ...], FinishReason | None]:
-    """The tokens of a verdict that are emitted, up to the first end of the text. They are added to `written`."""
-    margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (verdict.accepted + 1)
-    tokens = [
-        Token(verdict.drafted[node], TokenKind.ACCEPTED, verdict.p[node], margin)
-        for node, margin in zip(verdict.path, margins, strict=False)
-    ]
-    tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p, margins[-1]))
-    for count, token in enumerate(tokens, start=1):
-        written.append(token.id)
-        if token.id in eos_ids:
-            return tuple(tokens[:count]), FinishReason.EOS
-        if stop(written):
-            return tuple(tokens[:count]), FinishReason.STOP
-        if len(written) == settings.max_new_tokens:
-            return tuple(tokens[:count]), FinishReason.LENGTH
-    return tuple(tokens), None
-
-
-def _outcomes(verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
-    """What became of each drafted token, if the first `emitted` tokens of a verdict were emitted."""
-    accepted, tested = {*verdict.path[:emitted]}, {-1, *verdict.path[: emitted - 1]}  # tested are those after these
-    outcomes = [
-        DraftOutcome.ACCEPTED
-        if node in accepted
-        else DraftOutcome.REJECTED
-        if parent in tested
-        else DraftOutcome.UNTESTED
-        for node, parent in enumerate(parents_or_chain(verdict.parents, len(verdict.drafted)))
-    ]
-    unknown = repeat(None)
-    told = verdict.p, verdict.q, verdict.draws or unknown, verdict.parents or unknown
-    return tuple(map(DraftedToken, verdict.drafted, outcomes, *told))

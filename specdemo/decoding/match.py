@@ -15,12 +15,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..engines.runner import Capturing
 from ..system.hardware import packed, to_device, unpacked
-from ..types import MATCH, MAX_K, Draft, Settings, Verdict
+from ..types import MATCH, MAX_K, Draft, Settings
 from . import noise
-from .rule import Rule
+from .answer import Answer, drafted_probs, follow, parent_rows, row_depths
+from .events import Distributions
+from .rule import Rule, filled
 from .sampling import certainty, largest, probabilities
-from .walk import drafted_probs, follow, parent_rows, row_depths
 
 
 class Match(Rule):
@@ -66,22 +68,26 @@ class Match(Rule):
             self._noise = {known: ln_e, **dict(islice(self._noise.items(), MAX_K))}
         return self._noise[known]
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        logits, tested = self._filled(logits, draft)
-        device, k = logits.device, len(tested.token_ids)
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Capturing | None = None) -> Answer:
+        test, read = self._test, draft
+        if captured:
+            test = captured(self.kind, test)
+            if draft.tree:
+                logits, read = filled(logits, draft)
+        device, k = logits.device, len(read.token_ids)
         greedy, drawn_there = not self.settings.temperature, isinstance(draft.token_ids, Tensor)
-        x = None if greedy and not drawn_there else to_device(tested.token_ids, device)  # a greedy test reads none
-        q = None if tested.q is None else to_device(tested.q, device)
-        if greedy:
-            vector, _ = self._tested(logits, None, x, q, None)
-            sizes = k + 1, k + 1, k + 1, 0
-        else:
-            keys = to_device(self._draft_numbers(position + depth for depth in row_depths(tested)), device)
-            vector, probs = self._tested(logits, keys, x, q, parent_rows(tested, device))
-            self._end_round(position, probs, draft)
-            sizes = k + 1, k + 1, k + 1, k
+        x = None if greedy and not drawn_there else to_device(read.token_ids, device)  # a greedy test reads none
+        q = None if read.q is None else to_device(read.q, device)
+        keys, rows, sizes = None, None, (k + 1, k + 1, k + 1, 0)
+        if not greedy:
+            keys = to_device(self._draft_numbers(position + depth for depth in row_depths(read)), device)
+            rows, sizes = parent_rows(read, device), (k + 1, k + 1, k + 1, k)
+        vector, probs = test(logits, keys, x, q, rows)
         own, own_p, margins, p, q_x, ids = unpacked(vector, *sizes, 0 if q is None else k, 0 if x is None else k)
-        return follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], tested.token_ids))
+        found = follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], read.token_ids))
+        if greedy:
+            return found
+        return found._replace(distributions=Distributions.of(position, probs, draft, self.settings.seed))
 
     def _test(
         self, logits: Tensor, keys: Tensor | None, x: Tensor | None, q: Tensor | None, rows: Tensor | None

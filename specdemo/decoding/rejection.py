@@ -12,12 +12,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..engines.runner import Capturing
 from ..system.hardware import packed, to_device, unpacked
-from ..types import REJECTION, Draft, Settings, Verdict, parents_or_chain
+from ..types import REJECTION, Draft, Settings
 from . import noise
-from .rule import Rule
+from .answer import Answer, answer_to, check_finite, drafted_probs, follow, parent_rows, row_depths
+from .events import Distributions
+from .rule import Rule, filled
 from .sampling import one_hot, probabilities, sample
-from .walk import check_finite, drafted_probs, follow, kind_after, parent_rows, row_depths
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
 
@@ -40,7 +42,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 def verify(
     target_probs: Tensor, draft: Draft, draws: Tensor, passes: Term = acceptance_probability, left: Term = residual
-) -> Verdict:
+) -> Answer:
     """Walk through a draft of k tokens, and draw the token that follows.
 
     In a chain, drafted token x_i is accepted iff draws[i] < min(1, p_i(x_i) / q_i(x_i)). The token after the accepted
@@ -105,17 +107,16 @@ def outcome_of(
     return packed(accepted, token, token_p, p, q, draws, x)
 
 
-def judged(draft: Draft, draws: Tensor, vector: Tensor) -> Verdict:
-    """The verdict on a draft."""
-    k = len(draws) - 1  # of what was tested
-    if draft.parents is not None:
-        own, token_p, p_x, q_x, ids = unpacked(vector, k + 1, k + 1, k, 0 if draft.q is None else k, k)
-        return follow(draft, own, token_p, (), p_x, q_x, ids)
-    n, own, own_p, p_x, q_x, drawn, ids = unpacked(vector, 1, 1, 1, k, k, k + 1, k)
-    check_finite([*p_x, *own_p], q_x)
-    path = range(int(n[0]))
-    kind = kind_after(path, parents_or_chain(None, k))
-    return Verdict(path, int(own[0]), kind, own_p[0], p_x, q_x, [int(id) for id in ids], drawn[:k])
+def judged(draft: Draft, draws: Tensor, vector: Tensor) -> Answer:
+    """What became of a draft, from the vector of `outcome_of`."""
+    k = len(draws) - 1  # of what was read
+    if draft.tree:
+        own, own_p, p, q, x = unpacked(vector, k + 1, k + 1, k, 0 if draft.q is None else k, k)
+        return follow(draft, own, own_p, (), p, q, x)
+    (n,), own, own_p, p, q, drawn, x = unpacked(vector, 1, 1, 1, k, k, k + 1, k)
+    check_finite([*p, *own_p], q)
+    passed, before = [place < n for place in range(k)], [0.0] * int(n)  # of the rows before the last
+    return answer_to(draft, passed, [*before, *own], [*before, *own_p], p, q, x, draws=drawn[:k])
 
 
 class Rejection(Rule):
@@ -151,14 +152,17 @@ class Rejection(Rule):
     def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         return sample(probs, number) % probs.shape[-1]
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        logits, tested = self._filled(logits, draft)
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Capturing | None = None) -> Answer:
+        test, read = self._test, draft
+        if captured:
+            test = captured(self.kind, test)
+            if draft.tree:
+                logits, read = filled(logits, draft)
         # The walk takes one row of each depth, so rows of the same depth may share a number.
-        draws = self._uniforms(TESTING, row_depths(tested))
+        draws = self._uniforms(TESTING, row_depths(read))
         self._round += 1
-        vector, probs = self._tested(logits, *read_of(tested, draws, logits.device))
-        self._end_round(position, probs, draft)
-        return judged(draft, draws, vector)
+        vector, probs = test(logits, *read_of(read, draws, logits.device))
+        return judged(draft, draws, vector)._replace(distributions=Distributions.of(position, probs, draft))
 
     def _test(
         self,

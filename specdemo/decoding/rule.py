@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -11,14 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engines.rows import size_of_tree
-from ..engines.runner import Runner, captured_by
-from ..types import Draft, Settings, Verdict
+from ..engines.runner import Capturing
+from ..types import Draft, Settings
+from .answer import Answer
 from .constraint import Constraint
 from .sampling import certainty, largest, probabilities
-
-OVERFLOWED = "{} gave logits that are not finite numbers: choose another dtype, such as float32, or {}."
-TARGET_OVERFLOWED = OVERFLOWED.format("The target", "another preset")
-DRAFTER_OVERFLOWED = OVERFLOWED.format("The drafter", "another drafter")
 
 
 class Drawn(NamedTuple):
@@ -27,18 +24,6 @@ class Drawn(NamedTuple):
     column: Tensor  # int64 [1]
     q: Tensor  # [1], NaN if the logits were not finite
     probs: Tensor | None  # [1, V]; None if the token was chosen
-
-
-class LastRound(NamedTuple):
-    """What a rule read in its last round, above temperature 0.
-
-    The position of the first token, the target's probabilities after each row [k + 1, V], and for each drawn token the
-    drafter's [1, V'] with the tokens int64 [V'] that the columns stand for (None for the whole vocabulary).
-    """
-
-    position: int
-    target_probs: Tensor
-    draft_probs: Sequence[tuple[Tensor, Tensor | None]]
 
 
 class Rule:
@@ -58,22 +43,16 @@ class Rule:
     target     the target's own token where nothing was drafted at all
 
     A subclass says how a token is drawn from a distribution and how a draft is tested. `needs_draft_probs` says whether
-    it reads `Draft.probs`. Target and drafter get the same warping, because both go through here.
+    it reads `Draft.probs`. Target and drafter get the same warping, because both go through here. A rule has no state
+    but its settings, its noise and the text that its grammar has read.
     """
 
     name: ClassVar[str]
     needs_draft_probs: ClassVar[bool] = False
-    last_round: LastRound | None = None
     constraint: Constraint | None = None  # what a grammar allows after the text, if the run has one
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._tested: Callable[..., tuple[Tensor, Any]] = self._test
-        self._draft_probs: list[tuple[Tensor, Tensor | None]] = []
-
-    def use(self, runner: Runner) -> None:
-        """Test by captured operations, where the runner's device has some."""
-        self._tested = captured_by(runner, self.kind, self._test)
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -102,8 +81,7 @@ class Rule:
     def draw(self, logits: Tensor, number: Tensor | None, token_ids: Tensor | None = None) -> Drawn:
         """Draw a drafted token from logits [1, V], or choose the largest at temperature 0. A GPU is not waited for.
 
-        If no token can be drawn, the result is some column with a q that `verify` refuses. `take` those that are
-        drafted.
+        If no token can be drawn, the result is some column with a q that `verify` refuses.
 
         Args:
             number: of its position, [1] on the device of the logits, see `draft_numbers`.
@@ -115,10 +93,6 @@ class Rule:
         probs = probabilities(logits, self.settings)
         column = self._draw(probs, number, token_ids)
         return Drawn(column, probs[0].gather(0, column), probs)
-
-    def take(self, drawn: Sequence[Drawn], token_ids: Tensor | None = None) -> None:
-        """Take tokens that were drawn for drafted in this round."""
-        self._draft_probs += [(token.probs, token_ids) for token in drawn if token.probs is not None]
 
     def of_next_round(self) -> Rule:
         """A rule that draws the drafts of the next round before this one is verified."""
@@ -149,26 +123,17 @@ class Rule:
             return float(drawn.q)
         return float(logits[0].softmax(-1)[drawn.column])
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Capturing | None = None) -> Answer:
         """Test a draft of k tokens, and draw the token that follows the accepted ones.
 
         Args:
             logits: the target's after each row of the pass, [k + 1, V].
             position: of the first drafted token.
+            captured: captures the calls of a function, see `engines.runner.Runner`.
         Raises:
             NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
         """
         raise NotImplementedError
-
-    def _filled(self, logits: Tensor, draft: Draft) -> tuple[Tensor, Draft]:
-        """What is tested: where tests are captured, a tree is filled up to a size that they have. `follow` leaves the
-        rest out."""
-        if draft.parents is None or self._tested == self._test:
-            return logits, draft
-        missing = size_of_tree(len(logits)) - len(logits)
-        q = None if draft.q is None else F.pad(draft.q, (0, missing))
-        token_ids, parents = [*draft.token_ids, *[0] * missing], [*draft.parents, *[-1] * missing]
-        return F.pad(logits, (0, 0, 0, missing)), replace(draft, token_ids=token_ids, parents=parents, q=q)
 
     def _test(self, logits: Tensor, *read: Any) -> tuple[Tensor, Any]:
         """The part of `verify` on the device: what the host needs in one vector, and the target's probabilities."""
@@ -182,7 +147,10 @@ class Rule:
         """A column of `probs` [1, V], int64 [1]."""
         raise NotImplementedError
 
-    def _end_round(self, position: int, target_probs: Tensor, draft: Draft) -> None:
-        """Keep what was read as the last round's, without the rows of `_filled`."""
-        probs = target_probs[: len(draft.token_ids) + 1]
-        self.last_round, self._draft_probs = LastRound(position, probs, self._draft_probs), []
+
+def filled(logits: Tensor, draft: Draft) -> tuple[Tensor, Draft]:
+    """A tree filled up to a size for which tests are captured; `walk.follow` leaves the rest out."""
+    missing = size_of_tree(len(logits)) - len(logits)
+    q = None if draft.q is None else F.pad(draft.q, (0, missing))
+    token_ids, parents = [*draft.token_ids, *[0] * missing], [*draft.parents, *[-1] * missing]
+    return F.pad(logits, (0, 0, 0, missing)), replace(draft, token_ids=token_ids, parents=parents, q=q)

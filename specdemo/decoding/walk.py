@@ -8,94 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from ..engines.rows import depths_of
-from ..system.hardware import to_device
-from ..types import Draft, NotFinite, TokenKind, Verdict, parents_or_chain
-from .rule import DRAFTER_OVERFLOWED, TARGET_OVERFLOWED
+from ..types import MAX_NODES, DraftedToken, DraftOutcome, TokenKind
 
 
-def row_parents(draft: Draft) -> list[int] | None:
-    """The parents of the rows, for `Runner.forward`; None for a chain, for which engines have a pass of its own."""
-    return None if draft.parents is None else [-1, *(parent + 1 for parent in draft.parents)]
+def walk(
+    parents: Sequence[int], passed: Sequence[bool], most: int = MAX_NODES + 1
+) -> tuple[list[int], list[DraftOutcome]]:
+    """The path of accepted tokens, each the parent of the next, and the outcome of each drafted token.
 
-
-def row_depths(draft: Draft) -> Sequence[int]:
-    """The position that each row's logits predict, counted from the first drafted token, [k + 1]."""
-    parents = row_parents(draft)
-    return range(len(draft.token_ids) + 1) if parents is None else depths_of(parents)
-
-
-def drafted_probs(target_probs: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
-    """The target's probability of each drafted token x [k], from its distribution after each row [k + 1, V].
-
-    Args:
-        rows: those of the tokens' parents, int64 [k]; None for a chain.
+    Of siblings that passed the first counts. The tokens after the text and after each accepted one are tested, as long
+    as fewer than `most` are accepted: so many tokens are emitted.
     """
-    if rows is None:  # an index for the rows would take three times as long
-        return target_probs[: len(x)].gather(1, x[:, None])[:, 0]
-    return target_probs[rows, x]
-
-
-def parent_rows(draft: Draft, device: torch.device) -> Tensor | None:
-    """See `drafted_probs`."""
-    return None if draft.parents is None else to_device([parent + 1 for parent in draft.parents], device)
-
-
-def walk(parents: Sequence[int], passed: Sequence[bool]) -> list[int]:
-    """The path: drafted tokens that passed, each the parent of the next. Of siblings the first counts."""
-    path, last = [], -1
+    path, outcomes, tested = list[int](), list[DraftOutcome](), {-1}
     for node, (parent, passes) in enumerate(zip(parents, passed, strict=True)):  # parents come first
-        if parent == last and passes:
+        if passes and len(path) < most and parent == (path[-1] if path else -1):
             path.append(node)
-            last = node
-    return path
-
-
-def follow(
-    draft: Draft,
-    own: Sequence[float],
-    own_p: Sequence[float],
-    margins: Sequence[float],
-    p: Sequence[float],
-    q: Sequence[float],
-    x: Sequence[float],
-) -> Verdict:
-    """Walk as long as the target's own token was drafted.
-
-    What the target draws last is emitted in any case, so the text follows p whatever was drafted ("naive sampling" in
-    SpecInfer, arXiv 2305.09781).
-
-    Args:
-        own, own_p, margins: what the target draws after each row, [k + 1], see `noise.draw`; no margins if it draws
-            by none.
-        p: the target's probabilities of the drafted tokens, [k]; empty if it is certain of its own.
-        q: the drafter's, [k]; empty if they were chosen.
-        x: the drafted tokens, [k]. This and all of the above may go on with what is none of the draft.
-    Raises:
-        NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
-    """
-    k = len(draft.token_ids)
-    own, p, q, x = own[: k + 1], p[:k], q[:k], x[:k]
-    parents = parents_or_chain(draft.parents, k)
-    passed = [own[parent + 1] == token for parent, token in zip(parents, x, strict=True)]
-    path = walk(parents, passed)
-    rows = [0, *(node + 1 for node in path)]
-    check_finite([own_p[row] for row in rows], q)
-    return Verdict(
-        path=path,
-        token_id=int(own[rows[-1]]),
-        kind=kind_after(path, parents),
-        token_p=own_p[rows[-1]],
-        p=p or [float(passes) for passes in passed],
-        q=q or [1.0] * len(x),
-        drafted=[int(token) for token in x],
-        margins=[margins[row] for row in rows] if margins else (),
-        target_ids=[int(token) for token in own],
-        parents=draft.parents,
-    )
+            outcomes.append(DraftOutcome.ACCEPTED)
+            if len(path) < most:
+                tested.add(node)
+        else:
+            outcomes.append(DraftOutcome.REJECTED if parent in tested else DraftOutcome.UNTESTED)
+    return path, outcomes
 
 
 def kind_after(path: Sequence[int], parents: Sequence[int]) -> TokenKind:
@@ -105,16 +38,26 @@ def kind_after(path: Sequence[int], parents: Sequence[int]) -> TokenKind:
     return TokenKind.RESAMPLED if (path[-1] if path else -1) in parents else TokenKind.BONUS
 
 
-def check_finite(target: Sequence[float], drafter: Sequence[float]) -> None:
-    """Refuse probabilities of logits that were not finite: NaN fails every comparison.
+def branches(drafted: Sequence[DraftedToken]) -> bool:
+    """Whether a draft is a tree. Only the tokens of a tree name their parents."""
+    return any(token.parent is not None for token in drafted)
 
-    Args:
-        target: of the tested tokens, at least 0, then of the emitted token, above 0.
-        drafter: of the drafted tokens, above 0.
-    Raises:
-        NotFinite: the message names the model.
+
+def parents_of(drafted: Sequence[DraftedToken]) -> list[int]:
+    """The index of each token's parent in the draft, -1 for the text."""
+    return [index - 1 if token.parent is None else token.parent for index, token in enumerate(drafted)]
+
+
+def path_of(drafted: Sequence[DraftedToken]) -> list[int]:
+    """The indices of the accepted tokens, after a -1 for the text."""
+    return [-1, *(index for index, token in enumerate(drafted) if token.outcome is DraftOutcome.ACCEPTED)]
+
+
+def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
+    """The drafted tokens that were tested, one for each place: the accepted ones, then the rejected one, if any.
+
+    In a tree all children of a token are tested together. If all were rejected, one of them stands for all.
     """
-    if not (target[-1] > 0 and all(p >= 0 for p in target)):
-        raise NotFinite(TARGET_OVERFLOWED)
-    if not all(q > 0 for q in drafter):
-        raise NotFinite(DRAFTER_OVERFLOWED)
+    path, followed = path_of(drafted), zip(drafted, parents_of(drafted), strict=True)
+    failed = [token for token, parent in followed if parent == path[-1] and token.outcome is DraftOutcome.REJECTED]
+    return [*(drafted[index] for index in path[1:]), *failed[:1]]

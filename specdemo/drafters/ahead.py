@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..decoding.answer import Answer
 from ..decoding.drafter import Drafter, ModelDrafter
 from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Runner, Wanted
 from ..system.hardware import to_device
-from ..types import AUTO, Ahead, BadInput, Draft, Verdict
+from ..types import AUTO, Ahead, BadInput, Draft
 from .chain import fitted
 from .draft_model import DraftModel
 
@@ -128,15 +129,14 @@ class DraftingAhead(ModelDrafter):
             if all_pass < self.drafter.stop_below:
                 k = count
                 break
-        self.rule.take(branch.drawn[:count])
         return (yield from self.drafter.chain(context, k, branch.drawn[:count], all_pass))
 
-    def observe(self, verdict: Verdict) -> None:
-        self._tests += min(verdict.accepted + 1, len(verdict.drafted))
-        self._passed += verdict.accepted
+    def observe(self, answer: Answer) -> None:
+        self._tests += min(answer.accepted + 1, len(answer.guesses))
+        self._passed += answer.accepted
         if self._collect():
-            self.drafter.observe(verdict)
-            outcome = verdict.accepted, verdict.token_id
+            self.drafter.observe(answer)
+            outcome = answer.accepted, answer.last.id
             branches = self._branches if self._known == self._written else []  # else it was prepared too late
             self._hit = next((branch for branch in branches if branch.drawn and branch.outcome == outcome), None)
 

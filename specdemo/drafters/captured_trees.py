@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
+from ..decoding.answer import DRAFTER_OVERFLOWED
+from ..decoding.rule import Rule
 from ..decoding.sampling import certainty
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.rows import MOST_ROWS, WIDTH
@@ -126,7 +127,8 @@ def draft_of(table: Sequence[Sequence[float]], nodes: int, stop_below: float) ->
     while end < min(len(values), nodes + 1) and values[end] > 0 and values[end] >= stop_below:
         end += 1
     q = torch.tensor(shares[1:end], dtype=torch.float64)
-    return Draft([int(token) for token in token_ids[1:end]], q=q, parents=[int(one) - 1 for one in parents[1:end]])
+    ids, above = [int(token) for token in token_ids[1:end]], [int(one) - 1 for one in parents[1:end]]
+    return Draft(ids, q=q, parents=above, tree=True)
 
 
 class Reader(Protocol):

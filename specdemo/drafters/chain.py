@@ -52,7 +52,6 @@ def draw_chain(
     """
     numbers = rule.draft_numbers(range(position, position + k))
     drawn = yield from draws(next_logits, k, rule, numbers, token_ids, vocab_size, stop_below, begun, all_pass)
-    rule.take(drawn[len(begun) :], token_ids)
     return chain_of(drawn, rule, token_ids, vocab_size)
 
 
@@ -117,15 +116,14 @@ class CapturedChains:
         """See `draw_chain`."""
         numbers = rule.draft_numbers(range(position, position + k))
         call = self.functions(rule.kind, self._call_by(rule))
-        drawn, tensors = call(k, numbers if numbers is None else to_device(numbers, given[0].device), *given)
-        rule.take(drawn, self.token_ids)
-        return Draft(*tensors)
+        tokens, probs, q, each = call(k, numbers if numbers is None else to_device(numbers, given[0].device), *given)
+        return Draft(tokens, probs, q, drawn_from=[(row, self.token_ids) for row in each])
 
-    def _call_by(self, rule: Rule) -> Callable[..., tuple[list[Drawn], tuple[Any, ...]]]:
-        def call(k: int, numbers: Tensor | None, *given: Tensor) -> tuple[list[Drawn], tuple[Any, ...]]:
+    def _call_by(self, rule: Rule) -> Callable[..., tuple[Any, ...]]:
+        def call(k: int, numbers: Tensor | None, *given: Tensor) -> tuple[Any, ...]:
             drawn = alone(draws(self.following(*given), k, rule, numbers, self.token_ids, self.vocab_size))
             draft = chain_of(drawn, rule, self.token_ids, self.vocab_size)
-            return drawn, (draft.token_ids, draft.probs, draft.q)
+            return draft.token_ids, draft.probs, draft.q, [probs for probs, _ in draft.drawn_from]
 
         return call
 
@@ -137,12 +135,13 @@ def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None
     columns, q = torch.cat([token.column for token in drawn]), torch.cat([token.q for token in drawn])
     tokens = columns if token_ids is None else token_ids[columns]
     probs = [token.probs for token in drawn if token.probs is not None]  # [1, V or V'] each, none if chosen
+    drawn_from = [(each, token_ids) for each in probs]
     if not (probs and rule.needs_draft_probs):
-        return Draft(tokens, q=q)
+        return Draft(tokens, q=q, drawn_from=drawn_from)
     spread = torch.cat(probs)
     if token_ids is not None:
         spread = spread.new_zeros(len(tokens), vocab_size).index_copy_(1, token_ids, spread)
-    return Draft(tokens, spread, q)
+    return Draft(tokens, spread, q, drawn_from=drawn_from)
 
 
 def fitted(logits: Tensor, vocab_size: int) -> Tensor:

@@ -8,12 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..decoding.answer import Answer
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.graph import CapturedPasses, GraphRunner
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, Runner, Wanted
-from ..types import BadInput, Draft, Verdict
+from ..types import BadInput, Draft
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from .chain import CapturedChains, draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
@@ -146,8 +147,8 @@ class DraftModel(ModelDrafter):
             return None
         return Pass(self.runner, unread, prompt=not self.runner.length)
 
-    def observe(self, verdict: Verdict) -> None:
-        self._context_length += verdict.accepted  # where K was 0 nothing was proposed, and nothing changes
+    def observe(self, answer: Answer) -> None:
+        self._context_length += answer.accepted  # where K was 0 nothing was proposed, and nothing changes
         self.runner.rollback(min(self.runner.length, self._context_length))
 
     def release(self) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
+from ..decoding.answer import Answer
 from ..decoding.constraint import Constraint
 from ..decoding.drafter import Drafter, ModelDrafter
 from ..engines.runner import Wanted
-from ..types import Draft, Verdict
+from ..types import Draft
 
 
 class ForcedFirst(ModelDrafter):
@@ -63,8 +64,8 @@ class ForcedFirst(ModelDrafter):
             return Draft(forced[: k if depth is None else min(k, depth)])
         return (yield from self.other.drafting(context, k, depth))
 
-    def observe(self, verdict: Verdict) -> None:
-        self.other.observe(verdict)  # in every round: a head reads the states of all tokens
+    def observe(self, answer: Answer) -> None:
+        self.other.observe(answer)  # in every round: a head reads the states of all tokens
 
     def release(self) -> None:
         self.other.release()

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
+from ..decoding.answer import Answer
 from ..decoding.drafter import Drafter
-from ..types import MAX_NODES, Draft, Verdict
+from ..types import MAX_NODES, Draft
 from .tree import Branches
 
 LEVELS = 2  # of the window: an n-gram has one token more
@@ -59,16 +60,16 @@ class Lookahead(Drafter):
             tree.add(-1, self._levels[0][0])
         return tree.draft()
 
-    def observe(self, verdict: Verdict) -> None:
-        emitted = verdict.accepted + 1
-        if self._ends and verdict.target_ids:
-            top = [verdict.target_ids[end + 1] for end in self._ends]
+    def observe(self, answer: Answer) -> None:
+        emitted = answer.accepted + 1
+        if self._ends and answer.target_ids:
+            top = [answer.target_ids[end + 1] for end in self._ends]
             for column, token in enumerate(top):
                 self._collect([*(level[column] for level in self._levels), token])
             self._levels = [*self._levels[1:], [*top, *self._levels[-1][len(top) + 1 :]]]
             emitted -= 1  # each level has become the one below, for the next token
-        elif verdict.target_ids and verdict.parents is None:
-            self._levels[0][: len(verdict.target_ids)] = verdict.target_ids
+        elif answer.target_ids and all(guess.parent is None for guess in answer.guesses):
+            self._levels[0][: len(answer.target_ids)] = answer.target_ids
         self._levels = [[*level[emitted:], *self._unknown(WIDEST)][:WIDEST] for level in self._levels]
         self._ends = []
 

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..decoding.answer import Answer
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Rule
 from ..engines.runner import Runner, Wanted
-from ..types import Draft, Verdict
+from ..types import Draft
 from .heads.block import Block
 from .heads.eagle import Eagle
 from .ngram import Ngram
@@ -60,8 +61,8 @@ class LookupFirst(ModelDrafter):
     def draft_source(self, context: Sequence[int]) -> Drafter:
         return self.lookup if self.lookup.match(context) is not None else self.other.draft_source(context)
 
-    def observe(self, verdict: Verdict) -> None:
-        self.other.observe(verdict)  # in every round: a head reads the states of all tokens
+    def observe(self, answer: Answer) -> None:
+        self.other.observe(answer)  # in every round: a head reads the states of all tokens
 
     def release(self) -> None:
         self.other.release()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers.modeling_layers import MtpModel
 
+from ..decoding.answer import Answer
 from ..decoding.drafter import DrafterParts, ModelDrafter
 from ..decoding.rule import Rule
 from ..engines.eager import for_sampling
@@ -16,7 +17,7 @@ from ..engines.preallocated_cache import PreallocatedCache
 from ..engines.runner import Runner, Wanted
 from ..system.hardware import to_device
 from ..system.progress import tell
-from ..types import MAX_K, Draft, Verdict
+from ..types import MAX_K, Draft
 from .chain import draw_chain
 
 
@@ -116,8 +117,8 @@ class Mtp(ModelDrafter):
         size = self.runner.vocab_size
         return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, self.stop_below))
 
-    def observe(self, verdict: Verdict) -> None:
-        self._take(verdict.accepted + 1)
+    def observe(self, answer: Answer) -> None:
+        self._take(answer.accepted + 1)
 
     def _take(self, count: int) -> None:
         """Keep the states of the first `count` tokens of the target's last pass."""

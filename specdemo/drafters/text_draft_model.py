@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..decoding.answer import DRAFTER_OVERFLOWED
 from ..decoding.drafter import Drafter, Translator
-from ..decoding.rule import DRAFTER_OVERFLOWED
 from ..decoding.sampling import largest
 from ..engines.runner import Runner
 from ..types import Draft, NotFinite

@@ -16,8 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..decoding.answer import DRAFTER_OVERFLOWED
 from ..decoding.drafter import answered
-from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
+from ..decoding.rule import Rule
 from ..engines.rows import MOST_ROWS, WIDTH
 from ..engines.runner import Wanted
 from ..types import Draft, NotFinite
@@ -58,7 +59,9 @@ def grow(
         q.append(share)
         if behind < depth and len(token_ids) < nodes:
             name(state, -value, len(token_ids) - 1, behind + 1)
-    return Draft(token_ids, q=torch.tensor(q, dtype=torch.float64), parents=parents) if token_ids else Draft()
+    return (
+        Draft(token_ids, q=torch.tensor(q, dtype=torch.float64), parents=parents, tree=True) if token_ids else Draft()
+    )
 
 
 def grow_by_logits(
@@ -101,7 +104,7 @@ def merged(one: Draft, other: Draft) -> Draft:
 def _nodes(draft: Draft) -> Iterator[tuple[int, int | Tensor, int, float]]:
     """Place, token, parent and q of each node; q is 1 where the draft has none."""
     shares = [1.0] * len(draft.token_ids) if draft.q is None else draft.q.tolist()
-    yield from zip(count(), draft.token_ids, draft.parents or (), shares, strict=False)
+    yield from zip(count(), draft.token_ids, draft.parents, shares, strict=False)
 
 
 class Branches:
@@ -128,7 +131,7 @@ class Branches:
         if not self._places:
             return Draft()
         parents, token_ids = zip(*self._places, strict=True)
-        return Draft(list(token_ids), parents=list(parents))
+        return Draft(list(token_ids), parents=list(parents), tree=True)
 
 
 class Named:
@@ -169,7 +172,7 @@ class Named:
         place = {-1: -1, **{node: at for at, node in enumerate(chosen)}}
         parents = [place[self.parents[node]] for node in chosen]
         q = torch.tensor([self.shares[node] for node in chosen], dtype=torch.float64)
-        return Draft([self.token_ids[node] for node in chosen], q=q, parents=parents)
+        return Draft([self.token_ids[node] for node in chosen], q=q, parents=parents, tree=True)
 
 
 def grow_by_depth(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from ..types import BadInput
 from .rows import is_beginning, path_rows
 
-T = TypeVar("T")
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
 
@@ -160,14 +159,14 @@ class Together(Protocol):
         """
 
 
-def captured_by(runner: Runner, key: object, function: Callable[..., T]) -> Callable[..., T]:
-    """A function of tensors as its calls are captured by a runner of captured passes; else the function itself.
+Capturing: TypeAlias = Callable[[object, Callable[..., Any]], Callable[..., Any]]
+"""Gives a function of tensors whose calls are captured; functions with the same key compute the same."""
 
-    Args:
-        key: functions with the same one compute the same.
-    """
-    captured: Callable[..., Callable[..., T]] | None = getattr(runner, "captured", None)
-    return captured(key, function) if captured else function
+
+def capturing_of(runner: Runner) -> Capturing | None:
+    """What captures calls on the runner's device; None where nothing is captured."""
+    captured: Capturing | None = getattr(runner, "captured", None)
+    return captured
 
 
 def together_of(runner: Runner) -> Together | None:

@@ -140,7 +140,7 @@ def entries_of(
                 waited, seen[name] = clocks[run] - seen[name], clocks[run]
                 told = event if isinstance(event, Finished) else replace(event, seconds=waited)
                 told = replace(told, **parts) if isinstance(told, Round) else told
-                yield Entry(name, told, texts[name].read(told))
+                yield Entry(name, texts[name].read(told))
     if failures:
         raise failures[0]
 

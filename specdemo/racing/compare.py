@@ -105,9 +105,9 @@ def is_near_tie(margin: float, dtype: str, temperature: float = 0.0) -> bool:
 def tokens_of(entries: Iterable[Entry]) -> list[Token]:
     """The emitted tokens of one lane by id; by text if a server did not tell the id."""
     return [
-        replace(token, id=text) if token.id is None else token
+        replace(token, id=token.text) if token.id is None else token
         for entry in entries
-        for token, text in zip(emitted_tokens(entry.event), entry.spans.emitted, strict=False)
+        for token in emitted_tokens(entry.event)
     ]
 
 

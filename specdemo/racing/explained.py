@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..decoding.events import Round, branches, emitted_tokens, parents_of
+from ..decoding.events import Round, text_of
+from ..decoding.walk import branches, parents_of
 from ..types import MATCH, BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from .asked import PLAIN, Request
 from .trace import Entry
@@ -38,7 +39,7 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
     entry = rounds[index]
     event = entry.event
     assert isinstance(event, Round)
-    before = "".join(text for earlier in own[: own.index(entry)] for text in earlier.spans.emitted)
+    before = "".join(text_of(earlier.event) for earlier in own[: own.index(entry)])
     tree = branches(event.drafted)
     parents = parents_of(event.drafted) if tree else ()
     return {
@@ -50,24 +51,24 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
         "text_before": before[-BEFORE:],
         "drafted": [
             {
-                "text": text,
+                "text": token.text,
                 "outcome": token.outcome.value,
                 "target_probability": _rounded(token.p),
                 "drafter_probability": _rounded(token.q),
                 **({"follows": parents[at] if parents[at] >= 0 else None} if tree else {}),
                 "why": _why(token, asked.settings),
             }
-            for at, (token, text) in enumerate(zip(event.drafted, entry.spans.drafted, strict=True))
+            for at, token in enumerate(event.drafted)
         ],
         "written": [
             {
-                "text": text,
+                "text": token.text,
                 "kind": NAMES.get(token.kind, token.kind.value),
                 "target_probability": _rounded(token.p),
                 **({} if token.margin is None else {"margin": _rounded(token.margin)}),
                 "why": WRITTEN[token.kind],
             }
-            for token, text in zip(emitted_tokens(event), entry.spans.emitted, strict=True)
+            for token in event.emitted
         ],
         "draft_seconds": _rounded(event.draft_seconds),
         "pass_seconds": _rounded(event.verify_seconds),

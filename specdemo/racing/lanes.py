@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..decoding.events import Event, emitted_tokens, engine_seconds
-from ..decoding.rule import Rule
+from ..decoding.events import Event, Round, emitted_tokens, engine_seconds
 from ..system.progress import check_stopped
 from .probabilities import probabilities_of
 from .text import TextReader
@@ -20,15 +19,11 @@ Step = TypeVar("Step")
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One run of a race: its name, its events, and the reader of their text.
-
-    `rule` is that of the run if the probabilities of its rounds are recorded.
-    """
+    """One run of a race: its name, its events, and the reader of their text."""
 
     name: str
     events: Iterator[Event]
     text: TextReader
-    rule: Rule | None = None
 
 
 def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]:
@@ -42,9 +37,9 @@ def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]
     runs = {lane.name: lane.events for lane in lanes}
     with closing(take_turns(runs, step)) as events:  # type: ignore[type-var]
         for name, event in events:
-            rule, text = by_name[name].rule, by_name[name].text
-            spans = text.read(event)
-            yield Entry(name, event, spans, probabilities_of(event, rule, text.name) if rule else ())
+            text = by_name[name].text
+            read, probabilities = text.read(event), probabilities_of(event, text.name)
+            yield Entry(name, replace(read, distributions=None) if isinstance(read, Round) else read, probabilities)
 
 
 def write_in_turn(runs: Mapping[Name, Iterator[Event]]) -> dict[Name, list[Event]]:

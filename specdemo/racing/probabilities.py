@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..decoding import noise
-from ..decoding.events import Event, Round, branches, path_of, places_tested
-from ..decoding.match import Match
-from ..decoding.rule import LastRound, Rule
+from ..decoding.events import Distributions, Event, Round
+from ..decoding.walk import branches, path_of, places_tested
 from ..types import DraftedToken
 from .trace import Candidate, TokenProbabilities
 
@@ -19,8 +18,8 @@ LEAST = 1e-3  # less cannot be seen as a bar
 DECIMALS = 6
 
 
-def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
-    """For each token that a round just emitted, the candidates at its position. This takes none of the round's time.
+def probabilities_of(event: Event, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
+    """For each token that a round emitted, the candidates at its position; none without its distributions.
 
     Under the match rule the candidates are the tokens of the least e / p and e / q, which decide. Under rejection
     sampling they are the likeliest by p or q, and at the last position also by the residual.
@@ -28,16 +27,16 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
     Args:
         name: the text of a token by itself.
     """
-    if not isinstance(event, Round) or rule.last_round is None:
+    if not isinstance(event, Round) or event.distributions is None:
         return ()
-    count, position = len(event.emitted), rule.last_round.position
+    seen, count = event.distributions, len(event.emitted)
     drafted = [token.id for token in places_tested(event.drafted)[:count]]
-    p, q = target_and_draft_probs(rule.last_round, event.drafted, drafted)
+    p, q = target_and_draft_probs(seen, event.drafted, drafted)
     p, q = p[:count], torch.cat([q, q.new_zeros(count - len(q), q.shape[-1])])  # a bonus has no q
     emitted = [token.id for token in event.emitted]
     own = torch.tensor([emitted, [*drafted, *emitted[len(drafted) :]]], device=p.device).T  # [n, 2]
-    if isinstance(rule, Match):
-        keys = [rule.key(position + i) for i in range(count)]
+    if seen.seed is not None:
+        keys = [noise.key_of(seen.seed, seen.position + i) for i in range(count)]
         ids = torch.cat([own, *(_first_drawn(probs, keys) for probs in (p, q))], 1)  # [n, 22]
         e = [(-torch.log1p(-noise.uniforms(key, row))).tolist() for key, row in zip(keys, ids.cpu(), strict=True)]
         left = [None] * count
@@ -55,7 +54,7 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
 
 
 def target_and_draft_probs(
-    seen: LastRound, draft: Sequence[DraftedToken], token_ids: Sequence[int]
+    seen: Distributions, draft: Sequence[DraftedToken], token_ids: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """p [k + 1, V] and q [n, V] of a round, for the first n drafted tokens; q is one-hot where tokens were chosen.
 

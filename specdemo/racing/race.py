@@ -13,9 +13,10 @@ from typing import Any
 from ..decoding import noise
 from ..decoding.batch import decode
 from ..decoding.costs import CostModel, measure_passes
-from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
+from ..decoding.events import Event, Prefilled, Round, emitted_tokens
 from ..decoding.loop import Decoding, check_room, rule_for
 from ..decoding.rule import Rule
+from ..decoding.walk import branches
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, check_known, drafter_class
@@ -93,9 +94,15 @@ def drafters_of(loaded: Loaded, names: str) -> list[str]:
 
 
 def start(
-    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, rule: Rule | None = None
+    loaded: Loaded,
+    drafter: str,
+    prompt_ids: Sequence[int],
+    settings: Settings,
+    rule: Rule | None = None,
+    distributions: bool = False,
 ) -> Iterator[Event]:
     """Start a decode of `prompt_ids` by the loaded target with a drafter by name. `rule` is by default `rule_for`.
+    With `distributions` its rounds come with what they were drawn from.
 
     `loaded.costs` learns from the run, for later runs of the same kind. What auto needs to know before it begins is
     measured first: passes by `costs_of`, drafts by `try_out`.
@@ -112,7 +119,9 @@ def start(
     costs = costs_of(loaded, settings)
     if costs and settings.k == AUTO and (drafter, settings.tree) not in costs.tried:
         try_out(loaded, drafter, prompt_ids, settings, costs)
-    return decode(decoding_of(loaded, drafter, prompt_ids, rule or rule_for(settings), costs))
+    decoding = decoding_of(loaded, drafter, prompt_ids, rule or rule_for(settings), costs)
+    decoding.distributions = distributions
+    return decode(decoding)
 
 
 def decoding_of(
@@ -197,26 +206,23 @@ def race(
         BadInput: as for `start`, or memory has no room for the keys and values of all lanes.
     """
     drafted = lanes_by_name([DraftedLane.of(drafter, settings), *more])
-    rules = {name: rule_for(lane.settings_in(settings)) for name, lane in drafted.items()}
-    for name, lane in drafted.items():  # before any of them takes memory
+    for lane in drafted.values():  # before any of them takes memory
         check_drafter(loaded, lane.drafter)
-        check_rule(lane.drafter, rules[name].settings)
+        check_rule(lane.drafter, lane.settings_in(settings))
     check_fits(loaded, len(prompt_ids), settings, *(lane.drafter for lane in drafted.values()))
     target = loaded.token_bytes["target"]
     drafting = [target + loaded.token_bytes.get(lane.drafter, 0) for lane in drafted.values()]
     check_caches([target, *drafting], len(prompt_ids) + settings.max_new_tokens, loaded.device)
     runs = {PLAIN: start(loaded, "none", prompt_ids, settings)}
     for name, lane in drafted.items():
-        runs[name] = start(loaded, lane.drafter, prompt_ids, rules[name].settings, rules[name])
-    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rules), isolated)
+        runs[name] = start(loaded, lane.drafter, prompt_ids, lane.settings_in(settings), distributions=True)
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs), isolated)
 
 
-def lanes_of(
-    loaded: Loaded, prompt_ids: Sequence[int], runs: Mapping[str, Iterator[Event]], rules: Mapping[str, Rule]
-) -> list[Lane]:
-    """The lanes of some runs of a loaded preset; `rules` are those of the drafted ones."""
-    told = loaded.tokenizer, prompt_ids, loaded.eos_ids
-    return [Lane(name, events, LaneText(*told), rules.get(name)) for name, events in runs.items()]
+def lanes_of(loaded: Loaded, prompt_ids: Sequence[int], runs: Mapping[str, Iterator[Event]]) -> list[Lane]:
+    """The lanes of some runs of a loaded preset."""
+    tokenizer, eos_ids = loaded.tokenizer, loaded.eos_ids
+    return [Lane(name, events, LaneText(tokenizer, prompt_ids, eos_ids)) for name, events in runs.items()]
 
 
 # A race run again --------------------------------------------------------------------------------------------
@@ -234,16 +240,15 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     prompt_ids = loaded.encode(asked.prompt, asked.raw)
     lanes = lanes_asked(header)
     check_fits(loaded, len(prompt_ids), asked.settings, *(lane.drafter for lane in lanes.values()))
-    runs, rules = {}, {}
+    runs = {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
             settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(asked.settings))
-            rules[name] = rule_for(settings)
-            run = decode(decoding_of(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
-            runs[name] = _first(len(events), run)
-    rules.pop(PLAIN, None)  # of the target alone no probabilities are recorded
-    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rules), asked.isolated)
+            decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, ks)
+            decoding.distributions = name != PLAIN
+            runs[name] = _first(len(events), decode(decoding))
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs), asked.isolated)
 
 
 def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:

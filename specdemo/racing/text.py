@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ..decoding.events import Event, Finished, Round, emitted_tokens, parents_of
-from .trace import Spans
+from ..decoding.events import Event, Finished, Prefilled
+from ..decoding.walk import parents_of
+from ..types import DraftedToken, Token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,12 +94,12 @@ class StopStrings:
 
 
 class TextReader(Protocol):
-    """Reads the events of one lane in order and gives the text of their tokens; `text` is the text so far."""
+    """Reads the events of one lane in order and fills in the text of their tokens; `text` is the text so far."""
 
     text: str
 
-    def read(self, event: Event) -> Spans:
-        """The strings of an event's emitted and drafted tokens."""
+    def read(self, event: Event) -> Event:
+        """The same event with text."""
 
     def name(self, token_id: int) -> str:
         """The text of any token by itself."""
@@ -106,7 +108,7 @@ class TextReader(Protocol):
 class LaneText:
     """The `TextReader` of a lane whose tokenizer we have.
 
-    `text` leaves out the tokens of `hidden` (the end-of-sequence ones), which `Spans` show literally.
+    `text` leaves out the tokens of `hidden` (the end-of-sequence ones), which the events show literally.
     """
 
     def __init__(
@@ -125,21 +127,23 @@ class LaneText:
             self._names[token_id] = alone.push(token_id) + alone.flush()
         return self._names[token_id]
 
-    def read(self, event: Event) -> Spans:
-        """The strings of an event's emitted and drafted tokens."""
-        drafted: list[str] = []
-        if isinstance(event, Round):
-            read = [self._detokenizer]  # up to the text and to each drafted token
-            for guess, parent in zip(event.drafted, parents_of(event.drafted), strict=True):
-                read.append(read[parent + 1].fork())
-                drafted.append(read[-1].push(guess.id))
-        emitted = []
-        for token in emitted_tokens(event):
-            before = self._detokenizer.flush() if token.id in self._hidden else ""  # bytes that it cuts off are text
-            new = self._detokenizer.push(token.id)
-            emitted.append(before + new)
-            self.text += before if token.id in self._hidden else new
-        if isinstance(event, Finished) and (rest := self._detokenizer.flush()):
-            emitted.append(rest)
+    def read(self, event: Event) -> Event:
+        if isinstance(event, Finished):
+            rest = self._detokenizer.flush()
             self.text += rest
-        return Spans(tuple(emitted), tuple(drafted))
+            return replace(event, text=rest)
+        if isinstance(event, Prefilled):
+            return replace(event, token=self._emit(event.token))
+        drafted, read = list[DraftedToken](), [self._detokenizer]  # up to the text and to each drafted token
+        for guess, parent in zip(event.drafted, parents_of(event.drafted), strict=True):
+            read.append(read[parent + 1].fork())
+            drafted.append(replace(guess, text=read[-1].push(guess.id)))
+        return replace(event, drafted=tuple(drafted), emitted=tuple(map(self._emit, event.emitted)))
+
+    def _emit(self, token: Token) -> Token:
+        """The token with its text, which is added to that of the lane."""
+        hidden = token.id in self._hidden
+        before = self._detokenizer.flush() if hidden else ""  # bytes that it cuts off are text
+        new = self._detokenizer.push(token.id)
+        self.text += before if hidden else new
+        return replace(token, text=before + new)

@@ -12,14 +12,15 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, parents_of, path_of
+from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from ..decoding.walk import kind_after, parents_of, walk
 from ..types import (
     MAX_NODES,
     MAX_SEED,
@@ -48,14 +49,6 @@ MOST = 1e9  # the largest count, and the longest time in seconds
 ENUMS: dict[str, type[Enum]] = {"kind": TokenKind, "outcome": DraftOutcome, "reason": FinishReason}
 GONE = "saguaro"  # a setting of older versions, which changed the drafts where it was not 1
 PREFILL, ENDED = -1, -2  # the state of a lane before its round 0 and after its last
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """The text of an event's tokens, one string for each; the emitted ones, joined, are the text."""
-
-    emitted: Sequence[str] = ()
-    drafted: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,6 @@ class Entry:
 
     lane: str
     event: Event
-    spans: Spans
     probabilities: tuple[TokenProbabilities, ...] = ()
 
 
@@ -105,11 +97,17 @@ def write_trace(header: dict[str, Any], entries: Iterable[Entry]) -> Iterator[st
     """
     yield json.dumps({"type": "header", "version": TRACE_VERSION, **header}) + "\n"
     for entry in entries:
-        kind = type(entry.event).__name__.lower()
-        line = {"type": kind, "lane": entry.lane, **_known(asdict(entry.event)), "text": asdict(entry.spans)}
+        kind, event = type(entry.event).__name__.lower(), entry.event
+        emitted = [event.text] * bool(event.text) if isinstance(event, Finished) else texts_of(emitted_tokens(event))
+        text = {"emitted": emitted, "drafted": texts_of(event.drafted) if isinstance(event, Round) else []}
+        line = {"type": kind, "lane": entry.lane, **_known(asdict(event), but="text"), "text": text}
         if entry.probabilities:
             line["probabilities"] = [_known(asdict(position)) for position in entry.probabilities]
         yield json.dumps(line) + "\n"
+
+
+def texts_of(tokens: Iterable[Token | DraftedToken]) -> list[str]:
+    return [token.text for token in tokens]
 
 
 def save_trace(path: Path, header: dict[str, Any], entries: Iterable[Entry]) -> None:
@@ -118,11 +116,11 @@ def save_trace(path: Path, header: dict[str, Any], entries: Iterable[Entry]) -> 
     path.write_bytes(gzip.compress(trace, mtime=0) if path.suffix == ".gz" else trace)
 
 
-def _known(value: Any) -> Any:
-    """The fields of an event that are not None."""
+def _known(value: Any, but: str = "") -> Any:
+    """The fields of an event that are not None, without those of a name."""
     if isinstance(value, dict):
-        return {name: _known(field) for name, field in value.items() if field is not None}
-    return [_known(field) for field in value] if isinstance(value, (list, tuple)) else value
+        return {name: _known(field, but) for name, field in value.items() if field is not None and name != but}
+    return [_known(field, but) for field in value] if isinstance(value, (list, tuple)) else value
 
 
 def trace_lines(path: Path) -> list[str]:
@@ -256,17 +254,28 @@ def _entry(line: str, version: int) -> Entry:
     read = of_line.validate_json(line, strict=True)
     if read.type not in of_events:
         raise ValueError(f"unknown event {_brief(read.type)}")
-    event, spans, probabilities = of_events[read.type].validate_json(line, strict=True), read.text, read.probabilities
-    drafted = len(event.drafted) if isinstance(event, Round) else 0
-    emitted = len(emitted_tokens(event))
-    rest = isinstance(event, Finished) and len(spans.emitted) == 1  # bytes that never completed a character
-    if len(spans.drafted) != drafted or not (rest or len(spans.emitted) == emitted):
-        raise ValueError("the text has one string for each token")
-    if probabilities and not (isinstance(event, Round) and len(probabilities) == emitted):
+    event, probabilities = of_events[read.type].validate_json(line, strict=True), read.probabilities
+    event = _with_text(event, read.text.emitted, read.text.drafted)
+    if probabilities and not (isinstance(event, Round) and len(probabilities) == len(event.emitted)):
         raise ValueError("the probabilities have one entry for each emitted token of a round")
     if isinstance(event, Round):
         _check_outcomes(event.drafted, event.emitted, event.merged)
-    return Entry(read.lane, event, spans, probabilities)
+    return Entry(read.lane, event, probabilities)
+
+
+def _with_text(event: Event, emitted: Sequence[str], drafted: Sequence[str]) -> Event:
+    """The event with the text of each token."""
+    count = len(event.drafted) if isinstance(event, Round) else 0
+    rest = isinstance(event, Finished) and len(emitted) == 1
+    if len(drafted) != count or not (rest or len(emitted) == len(emitted_tokens(event))):
+        raise ValueError("the text has one string for each token")
+    if isinstance(event, Finished):
+        return replace(event, text="".join(emitted))
+    if isinstance(event, Prefilled):
+        return replace(event, token=replace(event.token, text=emitted[0]))
+    guesses = tuple(replace(token, text=text) for token, text in zip(event.drafted, drafted, strict=True))
+    tokens = tuple(replace(token, text=text) for token, text in zip(event.emitted, emitted, strict=True))
+    return replace(event, drafted=guesses, emitted=tokens)
 
 
 def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], merged: int | None) -> None:
@@ -277,29 +286,22 @@ def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], m
     empty.
     """
     kinds = [token.kind for token in emitted]
-    parents, path = parents_of(drafted), path_of(drafted)
-    accepted = [drafted[index].id for index in path[1:]]
-    passed, last = [TokenKind.ACCEPTED] * len(accepted), TokenKind.TARGET
+    parents, passed = parents_of(drafted), [token.outcome is DraftOutcome.ACCEPTED for token in drafted]
     if merged:
         if drafted or merged < 2 or len(emitted) < merged or {*kinds} != {TokenKind.UNKNOWN}:
             raise ValueError("merged rounds have at least a token each, all of an unknown kind, and no draft")
         return
-    if kinds[-1:] == [TokenKind.UNKNOWN] and len(accepted) == len(drafted):
+    path, outcomes = walk(parents, passed, len(emitted))
+    accepted, last = [drafted[node].id for node in path], kind_after(path, parents)
+    if kinds[-1:] == [TokenKind.UNKNOWN] and len(path) == len(drafted):
         last = TokenKind.UNKNOWN
-    elif drafted:
-        last = TokenKind.RESAMPLED if path[-1] in parents else TokenKind.BONUS
-    failed = DraftOutcome.REJECTED if kinds[-1:] == [TokenKind.RESAMPLED] else DraftOutcome.UNTESTED
-
-    def fits(index: int, token: DraftedToken) -> bool:
-        if index in path or parents[index] in path[:-1]:  # the siblings of an accepted token may be either
-            return index not in path or parents[index] == path[path.index(index) - 1]
-        return token.outcome is (failed if parents[index] == path[-1] else DraftOutcome.UNTESTED)
-
+    expected = [TokenKind.ACCEPTED] * len(path) + [last]
     if (
         not emitted
-        or kinds not in (passed, [*passed, last])  # without the last where the text ended with an accepted token
+        or kinds != expected[: len(emitted)]  # without the last where the text ended with an accepted token
         or accepted != [token.id for token in emitted[: len(accepted)]]
-        or not all(parents[index] < index and fits(index, token) for index, token in enumerate(drafted))
+        or outcomes != [token.outcome for token in drafted]
+        or not all(parent < node for node, parent in enumerate(parents))
     ):
         raise ValueError("the drafted and the emitted tokens do not fit each other")
 
@@ -324,12 +326,20 @@ def _brief(value: Any) -> str:
 
 
 @dataclass(slots=True)
+class _Texts:
+    """The text of an event's tokens, one string for each; the emitted ones, joined, are the text."""
+
+    emitted: tuple[str, ...]
+    drafted: tuple[str, ...]
+
+
+@dataclass(slots=True)
 class _Line:
     """The fields of the lines of all events."""
 
     type: str
     lane: str
-    text: Spans
+    text: _Texts
     probabilities: tuple[TokenProbabilities, ...]
 
 
@@ -372,6 +382,8 @@ FIELDS: dict[str, CoreSchema] = {
     "seconds": _number(MOST),
     "seed": _optional(_whole(MAX_SEED)),
     "k": _optional(_whole(MAX_NODES)),
+    "text": core_schema.with_default_schema(core_schema.any_schema(), default=""),  # see `_with_text`
+    "distributions": _optional(core_schema.none_schema()),
 }
 
 
@@ -401,7 +413,7 @@ def _readers(older: Mapping[str, str]) -> tuple[SchemaValidator, dict[str, Schem
         "round": an(Round, drafted=drafted, emitted=_several(token), ahead=_optional(an(Ahead))),
         "finished": an(Finished),
     }
-    line = an(_Line, text=an(Spans, emitted=_several(TEXT), drafted=_several(TEXT)), probabilities=positions)
+    line = an(_Line, text=an(_Texts, emitted=_several(TEXT), drafted=_several(TEXT)), probabilities=positions)
     return SchemaValidator(line), {kind: SchemaValidator(event) for kind, event in events.items()}
 
 

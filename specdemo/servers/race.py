@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..decoding.events import Event
+from ..decoding.events import Event, text_of
 from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.compare import OWN_DRAFTER
 from ..racing.lanes import Lane, race_lanes
 from ..racing.outcome import Outcome, report
 from ..racing.stats import Stats
-from ..racing.trace import Entry, Spans, request_of
+from ..racing.trace import Entry, request_of
 from ..types import REJECTION, BadInput, Settings, Token
 from .dialects import Dialect
 from .steps import Prompt, Told, events_of
@@ -87,9 +86,7 @@ def _recorded(
         raise BadInput("The trace was recorded with another prompt or other settings, so it is no baseline.")
     if facts.get("model") != server.facts["model"]:
         raise BadInput(f"The trace was recorded with another model than {server.facts['model']}, so it is no baseline.")
-    text = ServerText()
-    text.coming.extend(entry.spans for entry in events)
-    return Lane(PLAIN, (entry.event for entry in events), text), facts
+    return Lane(PLAIN, (entry.event for entry in events), ServerText()), facts
 
 
 def outcome(race: ServerRace) -> Outcome:
@@ -107,7 +104,7 @@ def outcome(race: ServerRace) -> Outcome:
 
 
 def _report(race: ServerRace, lane: str, outcome: Outcome) -> dict[str, Any]:
-    text = "".join(text for entry in race.entries if entry.lane == lane for text in entry.spans.emitted)
+    text = "".join(text_of(entry.event) for entry in race.entries if entry.lane == lane)
     found = report(text, outcome.events[lane], outcome.stats[lane])
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
     if figures["drafted"] is None and totals.get("drafted"):  # the totals include rounds that cannot be told apart
@@ -137,12 +134,10 @@ class ServerText:
 
     def __init__(self) -> None:
         self.text = ""
-        self.coming: deque[Spans] = deque()
 
-    def read(self, event: Event) -> Spans:
-        spans = self.coming.popleft()
-        self.text += "".join(spans.emitted)
-        return spans
+    def read(self, event: Event) -> Event:
+        self.text += text_of(event)
+        return event
 
     def name(self, token_id: int) -> str:
         return f"token {token_id}"
@@ -156,15 +151,13 @@ def server_lane(
     Args:
         alone: whether nobody else asks the server meanwhile, so that its counters count this text alone.
     """
-    text, told = ServerText(), Told(alone)
+    told = Told(alone)
 
     def events() -> Iterator[Event]:
         try:
             steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)
             with closing(steps):  # type: ignore[type-var]
-                for event, spans in events_of(steps, told):
-                    text.coming.append(spans)
-                    yield event
+                yield from events_of(steps, told)
         except BadInput:
             raise
         except (ValueError, LookupError, OverflowError) as error:  # other programs may serve the same paths
@@ -173,7 +166,7 @@ def server_lane(
                 f"sends a stream that is not what {engine} sends, or too old a version does"
             ) from error
 
-    return Lane(name, events(), text), told
+    return Lane(name, events(), ServerText()), told
 
 
 def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:

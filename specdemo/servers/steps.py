@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from ..decoding.events import Event, Finished, Prefilled, Round
-from ..racing.trace import Spans
-from ..types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from ..decoding.walk import kind_after, walk
+from ..types import BadInput, DraftedToken, FinishReason, Token, TokenKind
 from .client import Client
 
 LIKELIEST = 10  # how many next tokens a probability is asked for
@@ -142,7 +142,7 @@ def check_limit(tokens: int, most: int) -> None:
         raise BadInput(f"The server sends more than the {most} tokens that it was asked for.")
 
 
-def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:
+def events_of(steps: Iterable[Step], told: Told) -> Iterator[Event]:
     """The events of a lane. The first token comes with the prompt. `told` is read after the last step.
 
     Raises:
@@ -152,19 +152,19 @@ def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]
     for step in steps:
         rest = step
         if index < 0:
-            token = Token(step.ids[0], TokenKind.TARGET)
-            yield Prefilled(told.prompt_tokens or 0, token, step.seconds), Spans(step.texts[:1])
+            token = Token(step.ids[0], TokenKind.TARGET, text=step.texts[0])
+            yield Prefilled(told.prompt_tokens or 0, token, step.seconds)
             index, rest = 0, replace(step, ids=step.ids[1:], texts=step.texts[1:], seconds=0.0)
         if rest.ids:
-            for event, spans in _rounds(rest, index):
-                yield event, spans
+            for event in _rounds(rest, index):
+                yield event
                 index += 1
     if index < 0:
         raise BadInput("The server ended its answer without a single token.")
-    yield Finished(told.reason or FinishReason.LENGTH), Spans((told.rest,) if told.rest else ())
+    yield Finished(told.reason or FinishReason.LENGTH, told.rest)
 
 
-def _rounds(step: Step, index: int) -> Iterator[tuple[Round, Spans]]:
+def _rounds(step: Step, index: int) -> Iterator[Round]:
     """The rounds of a step. If those of a merged step can be told apart, they share its time equally."""
     count = len(step.ids)
     if step.rounds == count > 1 and step.drafted == 0:
@@ -175,32 +175,22 @@ def _rounds(step: Step, index: int) -> Iterator[tuple[Round, Spans]]:
         yield _round(step, index)
 
 
-def _round(step: Step, index: int) -> tuple[Round, Spans]:
-    count = len(step.ids)
+def _round(step: Step, index: int) -> Round:
+    """A round of one step: its chain of guesses passed up to the last token, which is the target's own."""
+    count, drafted = len(step.ids), step.drafted
     if step.rounds > 1:
-        unknown = tuple(Token(id, TokenKind.UNKNOWN) for id in step.ids)
-        return Round(index, (), unknown, None, None, step.seconds, merged=step.rounds), Spans(step.texts)
-    drafted, accepted = step.drafted, count - 1 if step.accepted is None else min(step.accepted, count)
-    kinds = [TokenKind.ACCEPTED] * accepted + [_last(drafted, accepted)] * (count - accepted)
-    emitted = tuple(Token(id, kind) for id, kind in zip(step.ids, kinds, strict=True))
-    outcomes = [DraftOutcome.ACCEPTED] * accepted
-    if drafted is not None:
-        failed = DraftOutcome.REJECTED if kinds[-1] is TokenKind.RESAMPLED else DraftOutcome.UNTESTED
-        outcomes += [failed, *[DraftOutcome.UNTESTED] * (drafted - accepted - 1)][: drafted - accepted]
-    guesses = tuple(
-        DraftedToken(step.ids[place] if place < accepted else None, outcome) for place, outcome in enumerate(outcomes)
-    )
-    texts = step.texts[:accepted] + ("",) * (len(guesses) - accepted)
-    return Round(index, guesses, emitted, None, None, step.seconds), Spans(step.texts, texts)
-
-
-def _last(drafted: int | None, accepted: int) -> TokenKind:
-    """The kind of the target's own token after the accepted ones."""
-    if drafted is None:
-        return TokenKind.UNKNOWN
-    if drafted == 0:
-        return TokenKind.TARGET
-    return TokenKind.BONUS if accepted == drafted else TokenKind.RESAMPLED
+        kinds, guesses = [TokenKind.UNKNOWN] * count, list[DraftedToken]()
+    else:
+        passed = count - 1 if step.accepted is None else min(step.accepted, count)
+        k = passed if drafted is None else drafted
+        path, outcomes = walk(range(-1, k - 1), [place < passed for place in range(k)], count)
+        last = TokenKind.UNKNOWN if drafted is None else kind_after(path, range(-1, k - 1))
+        kinds = [*[TokenKind.ACCEPTED] * len(path), last][:count]
+        known = [*zip(step.ids, step.texts, strict=True)][: len(path)] + [(None, "")] * (k - len(path))
+        guesses = [DraftedToken(id, outcome, text=text) for (id, text), outcome in zip(known, outcomes, strict=True)]
+    tokens = [Token(id, kind, text=text) for id, kind, text in zip(step.ids, kinds, step.texts, strict=True)]
+    merged = step.rounds if step.rounds > 1 else None
+    return Round(index, tuple(guesses), tuple(tokens), None, None, step.seconds, merged=merged)
 
 
 def with_drafts(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:

@@ -11,7 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.events import Round, branches
+from ..decoding.events import Round, text_of
+from ..decoding.walk import branches
 from ..racing.text import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..system.imports import Later
@@ -82,7 +83,7 @@ class Domains(Study):
         for prompt, ids in zip(self.texts, prompt_ids, strict=True):
             text = LaneText(loaded.tokenizer, ids, loaded.eos_ids)
             with closing(race.start(loaded, drafter, ids, settings)) as events:  # type: ignore[type-var]
-                self.counts.add(prompt.category, [Entry(SPECULATIVE, event, text.read(event)) for event in events])
+                self.counts.add(prompt.category, [Entry(SPECULATIVE, text.read(event)) for event in events])
             self.done += 1
             yield "Writing texts"
 
@@ -114,15 +115,15 @@ class Counts:
                 if branches(entry.event.drafted):
                     raise BadInput("Drafts are counted by position, and those of this trace are trees.")
                 before = text
-                for position, (token, span) in enumerate(zip(entry.event.drafted, entry.spans.drafted, strict=True), 1):
-                    kind = kind_of(span, before)
+                for position, token in enumerate(entry.event.drafted, 1):
+                    kind = kind_of(token.text, before)
                     for group in ((CATEGORY, category), (KIND, kind.value), (POSITION, str(position))):
                         count = self.groups.setdefault(group, {}).setdefault(name, Counter())
                         count["drafted"] += 1
                         count["tested"] += token.outcome is not DraftOutcome.UNTESTED
                         count["accepted"] += token.outcome is DraftOutcome.ACCEPTED
-                    before += span
-            text += "".join(entry.spans.emitted)
+                    before += token.text
+            text += text_of(entry.event)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each group, in the order of the three questions.

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..decoding.events import Event, Round, emitted_tokens, places_tested
-from ..decoding.loop import rule_for
+from ..decoding.events import Event, Round, emitted_tokens
 from ..decoding.rule import Rule
 from ..decoding.sampling import probabilities
+from ..decoding.walk import places_tested
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
@@ -90,13 +90,12 @@ def _on_paper(
     loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, broken: str = ""
 ) -> Iterator[tuple[Event, DraftOnPaper]]:
     """The events of a run, each with its draft."""
-    rule = rule_for(settings)
-    with closing(start(loaded, drafter, prompt_ids, settings, rule)) as events:  # type: ignore[type-var]
+    with closing(start(loaded, drafter, prompt_ids, settings, distributions=True)) as events:  # type: ignore[type-var]
         for event in events:
             draft = DraftOnPaper((), None)
-            if isinstance(event, Round) and event.drafted and rule.last_round:
+            if isinstance(event, Round) and event.drafted and event.distributions:
                 drafted = [token.id for token in (places_tested(event.drafted) if settings.tree else event.drafted)]
-                p, q = target_and_draft_probs(rule.last_round, event.drafted, drafted)
+                p, q = target_and_draft_probs(event.distributions, event.drafted, drafted)
                 rows = enumerate(zip(p, q, strict=False), 1)
                 positions = [DraftPosition(event.index, at, *_figures(*row, settings.rule, broken)) for at, row in rows]
                 draft = DraftOnPaper(positions, accepted_of(p[: len(q)], q, drafted))

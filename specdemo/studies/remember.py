@@ -12,7 +12,6 @@ from torch import Tensor
 from ..engines.rows import path_rows
 from ..engines.runner import Runner
 from ..models.loaded import Loaded
-from ..types import parents_or_chain
 
 ROOM = 2**28  # bytes of logits that are remembered; what is read beyond them is read again when it is needed
 
@@ -59,7 +58,7 @@ class Remembering:
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         before, ids = self._text, [*map(int, ids)]
         texts: list[tuple[int, ...]] = []
-        for token, parent in zip(ids, parents_or_chain(parents, len(ids)), strict=True):
+        for token, parent in zip(ids, range(-1, len(ids) - 1) if parents is None else parents, strict=True):
             texts.append((*(before if parent < 0 else texts[parent]), token))
 
         def read() -> Tensor:

@@ -28,7 +28,7 @@ from specdemo.models.store import LoadError
 from specdemo.racing.asked import AT_ONCE, Request
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome_of
-from specdemo.racing.trace import Entry, Spans
+from specdemo.racing.trace import Entry
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
 from specdemo.types import (
@@ -46,6 +46,7 @@ from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Status
 from specdemo.ui.lab.pictures import BY_WORDS, PICTURES
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, MORE_LANES, NO_LANE, read_form
+from tests.harness.texts import with_text
 from tests.harness.ui_classes import Engine
 
 WRONG = " wrong"
@@ -257,7 +258,7 @@ class Script:
                     raise self.failure
                 due += engine_seconds(event) if self.real else self.pace * len(emitted_tokens(event))
                 time.sleep(max(0.0, due - time.monotonic()))
-                entries.append(Entry(lane, event, spans(loaded.tokenizer, event)))
+                entries.append(Entry(lane, read(loaded.tokenizer, event)))
                 yield entries[-1]
         finally:
             self.open_races -= 1
@@ -311,12 +312,10 @@ def branching(text: Sequence[int], at: int, accepted: int) -> list[DraftedToken]
     return drafted
 
 
-def spans(tokenizer: Words, event: Event) -> Spans:
+def read(tokenizer: Words, event: Event) -> Event:
     drafted = event.drafted if isinstance(event, Round) else ()
-    return Spans(
-        tuple(tokenizer.pieces[token.id] for token in emitted_tokens(event)),
-        tuple(tokenizer.pieces[token.id] for token in drafted),
-    )
+    emitted = [tokenizer.pieces[token.id] for token in emitted_tokens(event)]
+    return with_text(event, emitted, [tokenizer.pieces[token.id] for token in drafted])
 
 
 def asked_by_form(**values: Any) -> Request:

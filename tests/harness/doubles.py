@@ -18,12 +18,13 @@ from transformers import (
 )
 
 from specdemo.decoding import batch, loop
+from specdemo.decoding.answer import Answer
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS, Pass
 from specdemo.system import hardware
-from specdemo.types import MAX_NODES, Draft, Verdict
+from specdemo.types import MAX_NODES, Draft, DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel
 
 VOCAB = 4  # tokens of a table model
@@ -161,6 +162,21 @@ def texts_read(passes: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int,
 # Drafters ------------------------------------------------------------------------------------------------------------
 
 
+def answering(draft: Draft, accepted: int, last: Token, target_ids: Sequence[int] = ()) -> Answer:
+    """The first `accepted` guesses passed, and this token follows them."""
+    outcomes = [DraftOutcome.ACCEPTED] * accepted + [DraftOutcome.REJECTED] * (len(draft.token_ids) - accepted)
+    parents = draft.parents if draft.tree else [None] * len(outcomes)
+    told = zip(draft.token_ids, outcomes, parents, strict=True)
+    guesses = tuple(DraftedToken(int(token), outcome, parent=parent) for token, outcome, parent in told)
+    tokens = [Token(guess.id, TokenKind.ACCEPTED) for guess in guesses[:accepted]]
+    return Answer(guesses, (*tokens, last), target_ids)
+
+
+def accepting(count: int, last: int = 0) -> Answer:
+    """A chain of `count` guesses passed, and this token follows them."""
+    return answering(Draft([0] * count), count, Token(last, TokenKind.BONUS))
+
+
 class Scripted(Drafter):
     """Proposes what a function of (context, k) says, and keeps what it was told."""
 
@@ -168,15 +184,15 @@ class Scripted(Drafter):
 
     def __init__(self, script: Any) -> None:
         self.script = script
-        self.verdicts: list[Verdict] = []
+        self.answers: list[Answer] = []
         self.released = 0
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         draft = self.script(list(context), k)
         return draft if isinstance(draft, Draft) else Draft(list(draft))
 
-    def observe(self, verdict: Verdict) -> None:
-        self.verdicts.append(verdict)
+    def observe(self, answer: Answer) -> None:
+        self.answers.append(answer)
 
     def release(self) -> None:
         self.released += 1
@@ -214,7 +230,7 @@ class Planting(Scripted):
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         token_ids, parents = self.script(list(context), nodes)
-        return Draft(token_ids, parents=parents)
+        return Draft(token_ids, parents=parents, tree=True)
 
 
 def random_tree(context: Sequence[int], nodes: int, vocab: int = VOCAB) -> Shape:

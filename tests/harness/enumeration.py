@@ -18,19 +18,20 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding import match
+from specdemo.decoding.answer import Answer
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
 from specdemo.decoding.rejection import verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
-from specdemo.types import REJECTION, Draft, Settings, Verdict, parents_or_chain
+from specdemo.types import REJECTION, Draft, Settings
 from tests.harness.classes import Match, Rejection
 
 from .doubles import ids_of
 
 Option = TypeVar("Option")
-VerifyFn = Callable[[Tensor, Draft, Tensor], Verdict]
+VerifyFn = Callable[[Tensor, Draft, Tensor], Answer]
 INSIDE = 1e-7  # how far from a border a draw is placed, as a share of the interval; far above float64's rounding
 
 
@@ -104,7 +105,7 @@ def border_draws(weights: Sequence[float]) -> list[tuple[float, float]]:
 
 def drawn_along(walk: Walk, rows: Tensor, draft: Draft) -> dict[int, tuple[int, float]]:
     """The token that the target draws after each row of one way down a draft, and a number in [0, 1) that gives it."""
-    chosen, row, parents = {}, 0, parents_or_chain(draft.parents, len(draft.token_ids))
+    chosen, row, parents = {}, 0, draft.parents
     while True:
         draw = walk.choose(border_draws(rows[row].tolist()))
         token = int((rows[row].cumsum(0) <= draw).sum())
@@ -126,10 +127,10 @@ class EnumeratedRejection(Rejection):
         weights = probs[0].tolist()
         return torch.tensor([self.walk.choose([(x, weight / sum(weights)) for x, weight in enumerate(weights)])])
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Any = None) -> Answer:
         assert len(logits) == len(draft.token_ids) + 1
         target_probs = probabilities(logits, self.settings)
-        if draft.parents is None:
+        if not draft.tree:
             return self.test(target_probs, draft, chain_draws(self.walk, target_probs, draft))
         draws = torch.full((len(logits),), 0.5, dtype=torch.float64)
         for row, (_, draw) in drawn_along(self.walk, target_probs, draft).items():
@@ -144,7 +145,7 @@ class EnumeratedMatch(Match):
         super().__init__(settings)
         self.walk, self.draft = walk, Draft()
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Any = None) -> Answer:
         self.draft = draft
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(match.noise, "draw", self.drawn)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdemo.decoding.answer import Answer
 from specdemo.decoding.rejection import TESTING, residual, verify
 from specdemo.decoding.sampling import probabilities, sample
-from specdemo.types import Draft, Settings, TokenKind, Verdict
+from specdemo.types import Draft, Settings, Token, TokenKind
 from tests.harness.classes import Rejection
 
-from .doubles import VOCAB
+from .doubles import VOCAB, answering
 from .enumeration import VerifyFn
 
 
@@ -27,7 +29,7 @@ def rule(
 ) -> VerifyFn:
     """The rule of `verify` in plain Python, with its parts replaceable by wrong ones."""
 
-    def verified(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+    def verified(target_probs: Tensor, draft: Draft, draws: Tensor) -> Answer:
         ids, p_rows, k = [int(token) for token in draft.token_ids], target_probs.tolist(), len(draft.token_ids)
         one_hot = [[float(x == token) for x in range(VOCAB)] for token in ids]
         q_rows = draft.probs.tolist() if draft.probs is not None else one_hot
@@ -39,8 +41,7 @@ def rule(
                 break
         sums = np.cumsum(weights)
         token = int(np.searchsorted(sums, float(draws[k]) * sums[-1], side="right"))
-        tests = [0.0] * k
-        return Verdict(range(n), min(token, VOCAB - 1), kind, 0.0, tests, tests, ids, tests)
+        return answering(draft, n, Token(min(token, VOCAB - 1), kind))
 
     return verified
 
@@ -78,7 +79,7 @@ SLIGHT = {
 }
 
 
-def masked_afterwards(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+def masked_afterwards(target_probs: Tensor, draft: Draft, draws: Tensor) -> Answer:
     """q is masked and renormalised after the guesses were drawn from it."""
     if draft.probs is not None:
         left = draft.probs * (target_probs[:-1] > 0)
@@ -86,7 +87,7 @@ def masked_afterwards(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verd
     return verify(target_probs, draft, draws)
 
 
-def forbidden_dropped(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+def forbidden_dropped(target_probs: Tensor, draft: Draft, draws: Tensor) -> Answer:
     """The draft is cut off before its first forbidden guess, and the next token is a bonus."""
     token_ids = [int(token) for token in draft.token_ids]
     good = next((place for place, token in enumerate(token_ids) if not target_probs[place, token]), len(token_ids))
@@ -95,28 +96,24 @@ def forbidden_dropped(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verd
     return verify(target_probs[: good + 1], Draft(token_ids[:good], probs, q), draws)
 
 
-def children_by_ratio(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+def children_by_ratio(target_probs: Tensor, draft: Draft, draws: Tensor) -> Answer:
     """The likeliest children of a tree, tokens 0 and 1, tested as if drawn from q: min(1, p / q), one after the other.
 
     `draws` are those of the target's own token after each row, of which only the first is used.
     """
-    if draft.parents is None:
+    if not draft.tree:
         return verify(target_probs, draft, draws)
     p, q, number = target_probs[0].tolist(), [0.4, 0.3, 0.2, 0.1], float(draws[0])
     for token in draft.token_ids:
         chance = min(1.0, p[int(token)] / q[int(token)])
         if number < chance:
-            return _stopped(draft, int(token), TokenKind.ACCEPTED)
+            return answering(draft, 0, Token(int(token), TokenKind.ACCEPTED))
         number = (number - chance) / (1 - chance)  # uniform again
         left = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
         p, q[int(token)] = [a / sum(left) for a in left], 0.0
         q = [b / sum(q) for b in q]
-    return _stopped(draft, int(np.searchsorted(np.cumsum(p), number, side="right")), TokenKind.RESAMPLED)
-
-
-def _stopped(draft: Draft, token: int, kind: TokenKind) -> Verdict:
-    k = len(draft.token_ids)
-    return Verdict((), token, kind, 1.0, [0.0] * k, [1.0] * k, [int(x) for x in draft.token_ids], parents=draft.parents)
+    token = int(np.searchsorted(np.cumsum(p), number, side="right"))
+    return answering(draft, 0, Token(token, TokenKind.RESAMPLED))
 
 
 # With random numbers of their own ----------------------------------------------------------------------------------
@@ -129,7 +126,7 @@ class Wrong(Rejection):
         super().__init__(settings)
         self.test = test
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Any = None) -> Answer:
         draws = self._uniforms(TESTING, range(len(logits)))
         self._round += 1
         return self.test(probabilities(logits, self.settings), draft, draws)
@@ -160,7 +157,7 @@ class Unmasked(Rejection):
         self.unmasked = logits
         return super().masked(logits, draft)
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Any = None) -> Answer:
         draws, k = self._uniforms(TESTING, range(len(logits))), len(draft.token_ids)
         self._round += 1
         p, allowed = probabilities(self.unmasked, self.settings), logits > -torch.inf
@@ -173,13 +170,13 @@ class Unmasked(Rejection):
         left = left * allowed[n]
         token = int(sample(left if left.sum() else p[n] * allowed[n], draws[k]))
         kind = TokenKind.RESAMPLED if n < k else TokenKind.BONUS
-        return Verdict(range(n), token, kind, 1.0, [0.0] * k, [1.0] * k, x, draws[:k].tolist())
+        return answering(draft, n, Token(token, kind))
 
 
 class ByArgmax(Rejection):
     """Accepts a filler where it is the likeliest token, as the published code of drafting ahead does on a miss."""
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int, captured: Any = None) -> Answer:
         if not (draft.ahead and not draft.ahead.hit and draft.ahead.prepared):
             return super().verify(logits, draft, position)
         accepted = probabilities(logits, replace(self.settings, temperature=0))

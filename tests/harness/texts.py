@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdemo.decoding import batch
 from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.events import Event, Finished, Prefilled
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.names import drafter_class
 from specdemo.racing.race import start
@@ -21,6 +22,20 @@ from specdemo.types import DraftOutcome, Settings
 from tests.harness.classes import Loaded
 
 from .doubles import copying, ids_of, rounds_of
+
+
+def with_text(event: Event, emitted: Sequence[str] = (), drafted: Sequence[str] = ()) -> Event:
+    """The event with the text of its tokens."""
+    if isinstance(event, Finished):
+        return replace(event, text="".join(emitted))
+    if isinstance(event, Prefilled):
+        return replace(event, token=replace(event.token, text="".join(emitted)))
+    tokens = tuple(
+        replace(token, text=text)
+        for token, text in zip(event.emitted, [*emitted, *[""] * len(event.emitted)], strict=False)
+    )
+    guesses = tuple(replace(token, text=text) for token, text in zip(event.drafted, drafted, strict=False))
+    return replace(event, drafted=guesses, emitted=tokens)
 
 
 def true_texts(

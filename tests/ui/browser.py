@@ -19,7 +19,7 @@ import gradio.http_server
 import httpx
 from playwright.sync_api import Browser, Locator, Page, Playwright, expect
 
-from specdemo.decoding.events import Round
+from specdemo.decoding.events import Finished, Round, emitted_tokens
 from specdemo.racing.trace import Entry
 from specdemo.studies.lab import STUDIES
 from specdemo.types import DraftOutcome
@@ -146,16 +146,18 @@ def tokens_of(entries: list[Entry], lane: str) -> list[list[str]]:
     for entry in entries:
         if entry.lane != lane:
             continue
-        emitted = list(entry.spans.emitted)
+        emitted = [token.text for token in emitted_tokens(entry.event)]
         if isinstance(entry.event, Round):
             accepted = sum(token.outcome is DraftOutcome.ACCEPTED for token in entry.event.drafted)
             kinds = [token.kind.value[0] for token in entry.event.emitted]
             shown += zip(emitted[:accepted], kinds[:accepted], strict=True)
-            thrown = list(zip(entry.event.drafted, entry.spans.drafted, strict=True))[accepted:]
-            shown += [(text, "x" if token.outcome is DraftOutcome.REJECTED else "u") for token, text in thrown]
+            thrown = entry.event.drafted[accepted:]
+            shown += [(token.text, "x" if token.outcome is DraftOutcome.REJECTED else "u") for token in thrown]
             shown += zip(emitted[accepted:], kinds[accepted:], strict=True)
         else:
             shown += [(text, "t") for text in emitted]
+            if isinstance(entry.event, Finished) and entry.event.text:
+                shown.append((entry.event.text, "t"))
     return [list(pair) for pair in shown]
 
 

@@ -22,7 +22,6 @@ from specdemo.racing.trace import (
     Candidate,
     Entry,
     Request,
-    Spans,
     TokenProbabilities,
     read_trace,
     write_trace,
@@ -49,6 +48,7 @@ from specdemo.ui.race.run import MOST_BYTES, Run, size_of
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
 from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS
+from tests.harness.texts import with_text
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PRESETS, Script, stand_in
@@ -232,7 +232,7 @@ def largest(tokens: int, k: int = MAX_K) -> list[Entry]:
 
     entries = []
     for lane in (PLAIN, SPECULATIVE):
-        entries.append(Entry(lane, Prefilled(100, token(TokenKind.TARGET), share()), Spans((text(),))))
+        entries.append(Entry(lane, with_text(Prefilled(100, token(TokenKind.TARGET), share()), (text(),))))
         for index in range(tokens - 1):
             drafted: tuple[DraftedToken, ...] = ()
             places: tuple[TokenProbabilities, ...] = ()
@@ -245,8 +245,8 @@ def largest(tokens: int, k: int = MAX_K) -> list[Entry]:
                 places = (TokenProbabilities(share(), tuple(candidates)),)
             kind = TokenKind.RESAMPLED if drafted else TokenKind.TARGET
             event = Round(index, drafted, (token(kind),), share(), share(), share(), k)
-            entries.append(Entry(lane, event, Spans((text(),), tuple(text() for _ in drafted)), places))
-        entries.append(Entry(lane, Finished(FinishReason.LENGTH), Spans()))
+            entries.append(Entry(lane, with_text(event, (text(),), tuple(text() for _ in drafted)), places))
+        entries.append(Entry(lane, Finished(FinishReason.LENGTH)))
     return entries
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import Entry, Request, Spans
+from specdemo.racing.trace import Entry, Request
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from specdemo.ui.race.messages import Lanes, row_of
 from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json
+from tests.harness.texts import with_text
 
 from ..sentences import refuses
 
@@ -28,7 +29,7 @@ def test_a_round_is_told_in_reading_order() -> None:
         DraftedToken(3, UNTESTED, 0.0, 0.5, 0.3),
     )
     emitted = Token(1, TokenKind.ACCEPTED, 0.123456), Token(9, TokenKind.RESAMPLED, 0.75)
-    row = row_of(Entry(SPECULATIVE, Round(3, drafted, emitted, 0.1, 0.2, 0.3), Spans(("A", "R"), ("a", "x", "u"))))
+    row = row_of(Entry(SPECULATIVE, with_text(Round(3, drafted, emitted, 0.1, 0.2, 0.3), ("A", "R"), ("a", "x", "u"))))
     tokens = [
         ["A", "a", 0.1235, 0.5, 0.1, 1],
         ["x", "x", 0.25, 1.0, 0.9999, 2],  # a draw is below 1, and stays so
@@ -41,25 +42,25 @@ def test_a_round_is_told_in_reading_order() -> None:
 def test_an_accepted_token_that_ends_the_text_is_not_followed_by_another() -> None:
     drafted = DraftedToken(1, ACCEPTED, 1.0, 1.0, 0.5), DraftedToken(2, UNTESTED, 1.0, 1.0, 0.5)
     event = Round(0, drafted, (Token(1, TokenKind.ACCEPTED, 1.0),), 0.1, 0.1, 0.2)
-    row = row_of(Entry(SPECULATIVE, event, Spans(("A",), ("a", "u"))))
+    row = row_of(Entry(SPECULATIVE, with_text(event, ("A",), ("a", "u"))))
     assert row is not None
     assert [token[:2] for token in row[2]] == [["A", "a"], ["u", "u"]]
 
 
 def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
-    assert row_of(Entry(PLAIN, Finished(FinishReason.LENGTH), Spans(("\ufffd",)))) == [-1, 0, [["\ufffd", "", 0]]]
-    assert row_of(Entry(PLAIN, Finished(FinishReason.LENGTH), Spans())) is None
+    assert row_of(Entry(PLAIN, with_text(Finished(FinishReason.LENGTH), ("\ufffd",)))) == [-1, 0, [["\ufffd", "", 0]]]
+    assert row_of(Entry(PLAIN, Finished(FinishReason.LENGTH))) is None
 
 
 def test_news_are_told_once() -> None:
     lanes = Lanes({})
-    lanes.add(Entry(PLAIN, Prefilled(3, Token(1, TokenKind.TARGET, 0.5), 0.25), Spans(("a",))))
+    lanes.add(Entry(PLAIN, with_text(Prefilled(3, Token(1, TokenKind.TARGET, 0.5), 0.25), ("a",))))
     (first,) = lanes.news()[PLAIN]
     assert (first["at"], first["row"]) == (0.25, [-1, 0, [["a", "t", 0.5]]])
     assert first["figures"]["seconds"] == 0.25
     assert lanes.news() == {}
-    lanes.add(Entry(PLAIN, Round(0, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), Spans(("b",))))
-    lanes.add(Entry(PLAIN, Finished(FinishReason.EOS), Spans()))
+    lanes.add(Entry(PLAIN, with_text(Round(0, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), ("b",))))
+    lanes.add(Entry(PLAIN, Finished(FinishReason.EOS)))
     told, last = lanes.news()[PLAIN]
     assert (told["at"], told["seconds"], "figures" in told) == (0.5, [0.0, 0.125, 0.25], False)
     assert (last["at"], last["row"], last["figures"]["finish_reason"]) == (0.5, None, "eos")
@@ -68,7 +69,9 @@ def test_news_are_told_once() -> None:
 def test_of_many_news_every_tenth_has_the_figures_so_far() -> None:
     lanes = Lanes({})
     for index in range(25):
-        lanes.add(Entry(PLAIN, Round(index, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), Spans(("b",))))
+        lanes.add(
+            Entry(PLAIN, with_text(Round(index, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), ("b",)))
+        )
     told = {place: event["figures"]["tokens"] for place, event in enumerate(lanes.news()[PLAIN]) if "figures" in event}
     assert told == {9: 10, 19: 20, 24: 25}
 
@@ -80,7 +83,7 @@ def test_of_several_readers_the_figures_of_all_are_told_now_and_then() -> None:
     drafted = DraftedToken(1, ACCEPTED, 0.5, 0.5, 0.1), DraftedToken(1, REJECTED, 0.5, 0.5, 0.1)
 
     def add(lane: str, event: Event) -> None:
-        lanes.add(Entry(lane, event, Spans(tuple("a" * len(emitted_tokens(event))), ("a", "x"))))
+        lanes.add(Entry(lane, with_text(event, tuple("a" * len(emitted_tokens(event))), ("a", "x"))))
 
     def told() -> list[list[dict[str, Any]]]:
         news = lanes.news()
@@ -103,7 +106,7 @@ def test_of_several_readers_the_figures_of_all_are_told_now_and_then() -> None:
     assert [figures["tokens_per_round"] for figures in together] == [2] * 3
     assert [figures["accepted_lengths"] for figures in together] == [{1: 17}] * 3
     assert together[0]["acceptance_rate"] == together[0]["draft_efficiency"] == 0.5
-    lanes.add(Entry("eagle 1", Finished(FinishReason.EOS), Spans(("a",))))
+    lanes.add(Entry("eagle 1", with_text(Finished(FinishReason.EOS), ("a",))))
     add("eagle 2", Round(30, drafted, (token,), 0.0, 0.125, 0.25))
     assert not any(told()), "one text has ended"
 

@@ -27,7 +27,7 @@ from starlette.requests import Request as Asked
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import Candidate, Entry, Request, Spans, TokenProbabilities, read_trace, write_trace
+from specdemo.racing.trace import Candidate, Entry, Request, TokenProbabilities, read_trace, write_trace
 from specdemo.types import REJECTION, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from specdemo.ui.race.messages import row_of
 from specdemo.ui.race.run import Run
@@ -36,6 +36,7 @@ from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX, recordings
 from tests.harness.classes import Stats
+from tests.harness.texts import with_text
 
 from ..fakes.engine import PRESETS, Script, ScriptedLoaded
 from ..fakes.traces import CORPUS, GREEDY, NAMES, ON_A_GPU, REAL, SHIPPED, header_of, lines_of, three_lanes, traced
@@ -492,8 +493,8 @@ def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
     emitted = Token(6, TokenKind.ACCEPTED), Token(8, TokenKind.RESAMPLED)
     place = TokenProbabilities(0.5, tuple(Candidate(number, str(number), 0.25, 0.25) for number in (5, 6, 7, 8)))
     event = Round(0, drafted, emitted, 0.0, 0.1, 0.1)
-    entry = Entry(SPECULATIVE, event, Spans((" six", " eight"), (" five", " six", " seven")), (place, place))
-    prefilled = Entry(SPECULATIVE, Prefilled(3, Token(1, TokenKind.TARGET), 0.1), Spans(("one",)))
+    entry = Entry(SPECULATIVE, with_text(event, (" six", " eight"), (" five", " six", " seven")), (place, place))
+    prefilled = Entry(SPECULATIVE, with_text(Prefilled(3, Token(1, TokenKind.TARGET), 0.1), ("one",)))
     asked = Request("one", "scripted", "eagle", Settings(temperature=1.0))
     header = Script().header(ScriptedLoaded(PRESETS["scripted"]), asked)
     told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdemo.decoding.answer import Answer
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import ahead
@@ -28,7 +29,7 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.asked import read_lanes
 from specdemo.racing.race import check_rule, race, start
 from specdemo.racing.trace import read_trace, write_trace
-from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
+from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings
 from tests.harness.doubles import PROMPT, TableRunner, costs_with, draft_in_turn, ids_of
 from tests.harness.engines import EngineToy, mixed, tiny_model
 from tests.harness.mistakes import ByArgmax
@@ -225,7 +226,7 @@ class Late(DraftingAhead):
 
     rounds = 0
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, answer: Answer) -> None:
         self.rounds += 1
         runner: Any = self.drafter.runner
         if self.rounds == 1:
@@ -233,7 +234,7 @@ class Late(DraftingAhead):
         elif self.rounds == 2 and self._thread:
             runner.goes_on.set()
             self._thread.join(20)
-        super().observe(verdict)
+        super().observe(answer)
 
 
 def test_what_was_prepared_too_late_is_no_hit_of_the_next_round(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_the_drafter_is_asked_for_no_more_than_can_be_emitted() -> None:
 def test_every_verdict_reaches_the_drafter() -> None:
     drafter = oracle(range(COUNT), vocab=COUNT)
     list(decode(TableRunner(counting_table(COUNT)), drafter, [0, 1], Settings(k=3, max_new_tokens=9)))
-    assert [verdict.accepted for verdict in drafter.verdicts] == [3, 3]
+    assert [answer.accepted for answer in drafter.answers] == [3, 3]
 
 
 # What a round says -----------------------------------------------------------------------------------------

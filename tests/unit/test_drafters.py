@@ -28,10 +28,10 @@ from specdemo.drafters.ngram import key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of, start
-from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind, Verdict
+from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
-from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, costs_with, ids_of, random_table
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, accepting, costs_with, ids_of, random_table
 from tests.harness.engines import ARCHITECTURES, mixed, tiny_model
 from tests.harness.texts import decode, plain_text
 from tests.harness.toys import DRAFTER_NAMES, ModelToy, TableToy, drafter_for, ngram_file
@@ -109,7 +109,7 @@ def test_proposals_are_within_k_and_their_probs_add_up(name: str, temperature: f
             assert draft.probs.sum(-1).tolist() == pytest.approx([1] * len(draft.token_ids), abs=1e-6)
             assert all(row[token] > 0 for row, token in zip(draft.probs, draft.token_ids, strict=True))
         runner.forward(context[-1:])
-        drafter.observe(Verdict((), 3, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(accepting(0, 3))
         context.append(3)
     drafter.release()
     drafter.release()

@@ -9,8 +9,9 @@ import pytest
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.racing.asked import PLAIN, SPECULATIVE, Request
 from specdemo.racing.explained import explained
-from specdemo.racing.trace import Entry, Spans
+from specdemo.racing.trace import Entry
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from tests.harness.texts import with_text
 
 from ..sentences import gist, refuses, tells
 
@@ -25,10 +26,10 @@ EMITTED = Token(1, TokenKind.ACCEPTED, 0.9, 1.25), Token(4, TokenKind.RESAMPLED,
 
 def found(drafted: Any = DRAFTED, emitted: Any = EMITTED, index: int = 0, **settings: Any) -> dict[str, Any]:
     names = "abcdefgh"
-    first = Entry(SPECULATIVE, Prefilled(2, Token(0, TokenKind.TARGET), 0.1), Spans(("x",)))
-    spans = Spans([names[token.id] for token in emitted], [names[token.id] for token in drafted])
-    entries = [Entry(PLAIN, first.event, first.spans), first]
-    entries.append(Entry(SPECULATIVE, Round(0, drafted, emitted, 0.01, 0.02, 0.03), spans))
+    first = Entry(SPECULATIVE, with_text(Prefilled(2, Token(0, TokenKind.TARGET), 0.1), ("x",)))
+    texts = [names[token.id] for token in emitted], [names[token.id] for token in drafted]
+    entries = [Entry(PLAIN, first.event), first]
+    entries.append(Entry(SPECULATIVE, with_text(Round(0, drafted, emitted, 0.01, 0.02, 0.03), *texts)))
     return explained(Request("hello", "p", "ngram", Settings(**settings)), entries, index)
 
 

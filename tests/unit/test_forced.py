@@ -120,7 +120,9 @@ def test_a_text_that_can_only_end_is_forced_to() -> None:
 
 def test_each_row_of_a_tree_is_masked_by_the_tokens_before_it() -> None:
     constraint = constraint_of()
-    draft = Draft([0, 1, END, 2, 0], parents=[-1, 0, 0, -1, 2])  # token 2 is forbidden, and so is what follows it
+    draft = Draft(
+        [0, 1, END, 2, 0], parents=[-1, 0, 0, -1, 2], tree=True
+    )  # token 2 is forbidden, and so is what follows it
     masked = constraint.masked(torch.zeros(6, VOCAB), draft)
     anything = [True] * VOCAB
     expected = [may_follow(()), may_follow((0,)), may_follow((0, 1)), anything, may_follow((2,)), anything]

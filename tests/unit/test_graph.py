@@ -310,10 +310,11 @@ def test_the_probabilities_of_a_captured_draft_are_those_of_its_tokens(name: str
     toy, settings = graph_toy(), Settings(k=3, temperature=1.0, max_new_tokens=40)
     runner = toy.target_runner(80)
     rule, rounds = rule_for(settings), 0
-    for event in batch.decode(Decoding(runner, toy.drafter(name, runner, settings, rule), PROMPT, rule)):
+    drafter = toy.drafter(name, runner, settings, rule)
+    for event in batch.decode(Decoding(runner, drafter, PROMPT, rule, distributions=True)):
         if isinstance(event, Round) and event.drafted:
-            assert rule.last_round is not None
-            for token, (probs, ids) in zip(event.drafted, rule.last_round.draft_probs, strict=True):
+            assert event.distributions is not None
+            for token, (probs, ids) in zip(event.drafted, event.distributions.draft_probs, strict=True):
                 column = token.id if ids is None else ids.tolist().index(token.id)
                 assert token.q == pytest.approx(float(probs[0, column]))
             rounds += 1

@@ -30,9 +30,9 @@ from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.runner import Pass
 from specdemo.models.presets import find_preset
-from specdemo.types import MAX_K, BadInput, Draft, Settings, TokenKind, Verdict
+from specdemo.types import MAX_K, BadInput, Draft, Settings
 from tests.harness.classes import Eagle, HeadDrafter
-from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.doubles import MODEL_VOCAB, accepting
 from tests.harness.engines import tiny_model
 from tests.harness.toys import ModelToy, head_after
 from tools.train.data import ASSISTANT
@@ -81,7 +81,7 @@ def rounds_of(drafter: HeadDrafter, ids: Sequence[int], length: int, accepted: S
         drafter.runner.forward([ids[length], *forced])
         length += count + 1
         drafter.runner.keep(range(count + 1))
-        drafter.observe(Verdict(range(count), 0, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(accepting(count))
 
 
 @pytest.mark.parametrize("kind", KINDS)

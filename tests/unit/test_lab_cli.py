@@ -15,8 +15,9 @@ from specdemo.cli import lab
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.models.presets import find_preset
 from specdemo.racing import trace as traces
-from specdemo.racing.trace import Entry, Spans, write_trace
+from specdemo.racing.trace import Entry, write_trace
 from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from tests.harness.texts import with_text
 
 from ..fakes.study import Counting
 from ..sentences import tells
@@ -40,11 +41,10 @@ def trace(tmp_path: Path) -> Path:
     drafted = tuple(DraftedToken(1, outcome, 0.5, 0.5, 0.5) for outcome in outcomes)
     emitted = (Token(1, TokenKind.ACCEPTED, 1), Token(2, TokenKind.RESAMPLED, 1))
     drafting: list[Event] = [first, *(Round(i, drafted, emitted, 0.01, 0.12, 0.14) for i in range(3))]
-    spans = Spans((" the", " sea"), (" the", " sky"))
-    entries = [Entry("plain", event, Spans((" x",))) for event in plain]
-    entries += [
-        Entry("speculative", event, spans if isinstance(event, Round) else Spans((" x",))) for event in drafting
-    ]
+    entries = [Entry("plain", with_text(event, (" x",))) for event in plain]
+    for event in drafting:
+        texts = ((" the", " sea"), (" the", " sky")) if isinstance(event, Round) else ((" x",),)
+        entries.append(Entry("speculative", with_text(event, *texts)))
     path = tmp_path / "race.jsonl"
     path.write_text("".join(write_trace({"lanes": [{"name": "plain"}, {"name": "speculative"}]}, entries)))
     return path

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Finished, Prefilled, Round
-from specdemo.racing.trace import Entry, Spans
+from specdemo.racing.trace import Entry
 from specdemo.studies.domains import CATEGORY, KIND, POSITION, Counts, Kind, kind_of
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from tests.harness.texts import with_text
 
 from ..sentences import gist, tells
 
@@ -62,15 +63,15 @@ def test_every_token_has_a_kind(token: str, before: str) -> None:
 def entry(outcomes: list[DraftOutcome], drafted: list[str], emitted: list[str]) -> Entry:
     tokens = tuple(DraftedToken(0, outcome, 0.5, 0.5, 0.5) for outcome in outcomes)
     written = tuple(Token(0, TokenKind.ACCEPTED, 0.5) for _ in emitted)
-    return Entry("speculative", Round(0, tokens, written, 0, 0, 0), Spans(tuple(emitted), tuple(drafted)))
+    return Entry("speculative", with_text(Round(0, tokens, written, 0, 0, 0), tuple(emitted), tuple(drafted)))
 
 
 STORY = [
-    Entry("speculative", Prefilled(3, Token(0, TokenKind.TARGET, 1), 0), Spans(("The",))),
+    Entry("speculative", with_text(Prefilled(3, Token(0, TokenKind.TARGET, 1), 0), ("The",))),
     entry([A, R, U], [" light", "er", "."], [" light", "house"]),
     entry([A, A], [" is", " old"], [" is", " old", "."]),
     entry([], [], ["\n"]),
-    Entry("speculative", Finished(FinishReason.EOS), Spans()),
+    Entry("speculative", Finished(FinishReason.EOS)),
 ]
 CODE = [entry([R], ["ing"], [" ="])]
 

@@ -77,8 +77,8 @@ def distribution_of(broken: str, p: Tensor, q: Tensor, draws: int = 28) -> Tenso
     probs = torch.zeros_like(p)
     grid = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
     for token, test, drawn in product(range(len(p)), grid, grid):
-        verdict = verify(torch.stack([p, p]), Draft([token], q[None]), torch.stack([test, drawn]), *rule._parts)
-        probs[token if verdict.accepted else verdict.token_id] += q[token] / draws**2
+        found = verify(torch.stack([p, p]), Draft([token], q[None]), torch.stack([test, drawn]), *rule._parts)
+        probs[token if found.accepted else found.last.id] += q[token] / draws**2
     return probs
 
 

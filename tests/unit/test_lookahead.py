@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from specdemo.decoding.answer import Answer
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
-from specdemo.types import Draft, Settings, TokenKind, Verdict
+from specdemo.types import Draft, Settings, Token, TokenKind
 from tests.harness.classes import Stats
-from tests.harness.doubles import PROMPT, TableRunner, counting_table, ids_of
+from tests.harness.doubles import PROMPT, TableRunner, answering, counting_table, ids_of
 from tests.harness.texts import decode, plain_text
 
 
-def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:
-    return Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0, target_ids=target_ids, parents=draft.parents)
+def answer(draft: Draft, accepted: int, target_ids: list[int]) -> Answer:
+    return answering(draft, accepted, Token(0, TokenKind.RESAMPLED), target_ids)
 
 
 def test_the_window_moves_with_the_text() -> None:
@@ -18,13 +19,13 @@ def test_the_window_moves_with_the_text() -> None:
     drafter.reset(range(100))
     first = drafter.propose_tree([99], nodes=6, depth=20)
     # Level 0 is the trunk 0, 1, 2; level 1 begins with 31, 32, 33.
-    assert first == Draft([0, 31, 1, 32, 2, 33], parents=[-1, 0, 0, 2, 2, 4])
-    drafter.observe(verdict(first, 0, [200, 201, 202, 203, 204, 205, 206]))  # after 99, 0, 31, 1, 32, 2 and 33
+    assert first == Draft([0, 31, 1, 32, 2, 33], parents=[-1, 0, 0, 2, 2, 4], tree=True)
+    drafter.observe(answer(first, 0, [200, 201, 202, 203, 204, 205, 206]))  # after 99, 0, 31, 1, 32, 2 and 33
     # 31 and 202 followed 0, which the window says as well: its levels have become the ones below.
     second = drafter.propose_tree([0], nodes=8, depth=20)
-    assert second == Draft([31, 202, 32, 204, 33, 206], parents=[-1, 0, 0, 2, 2, 4])
-    drafter.observe(verdict(second, 2, [300, 301, 302, 303, 304, 305, 306]))  # two accepted tokens and another
-    assert drafter.propose_tree([7], nodes=2, depth=20) == Draft([206, 306], parents=[-1, 0])
+    assert second == Draft([31, 202, 32, 204, 33, 206], parents=[-1, 0, 0, 2, 2, 4], tree=True)
+    drafter.observe(answer(second, 2, [300, 301, 302, 303, 304, 305, 306]))  # two accepted tokens and another
+    assert drafter.propose_tree([7], nodes=2, depth=20) == Draft([206, 306], parents=[-1, 0], tree=True)
     assert drafter.propose_tree([31], nodes=4, depth=20).token_ids[:2] == [202, 302]
 
 
@@ -65,7 +66,9 @@ def test_a_chain_is_jacobi_decoding() -> None:
     drafter = Lookahead()
     drafter.reset([1, 2, 3])
     assert drafter.propose([9], 4) == Draft([1, 2, 3, 1])
-    drafter.observe(Verdict([0], 8, TokenKind.RESAMPLED, 1.0, target_ids=[1, 8, 4, 5, 6]))
+    drafter.observe(answering(Draft([1, 2, 3, 1]), 1, Token(8, TokenKind.RESAMPLED), [1, 8, 4, 5, 6]))
     assert [*drafter.propose([8], 3).token_ids] == [4, 5, 6]
-    drafter.observe(Verdict((), 7, TokenKind.RESAMPLED, 1.0))  # a rule that draws nothing after drafted tokens
+    drafter.observe(
+        answering(Draft([4, 5]), 0, Token(7, TokenKind.RESAMPLED))
+    )  # a rule that draws nothing after drafted tokens
     assert [*drafter.propose([7], 2).token_ids] == [5, 6]

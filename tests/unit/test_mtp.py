@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from specdemo.decoding.answer import Answer
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.mtp import Mtp
@@ -33,7 +34,7 @@ from specdemo.models.store import LoadError
 from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, start
 from specdemo.racing.summary import summary
-from specdemo.types import BadInput, DraftOutcome, Settings, Verdict
+from specdemo.types import BadInput, DraftOutcome, Settings
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import Scripted, ids_of, rounds_of
 from tests.harness.models import preset_of, save, tiny
@@ -223,9 +224,9 @@ class Helped(Scripted):
     def reset(self, prompt_ids: Sequence[int]) -> None:
         self.inner.reset(prompt_ids)
 
-    def observe(self, verdict: Verdict) -> None:
-        super().observe(verdict)
-        self.inner.observe(verdict)
+    def observe(self, answer: Answer) -> None:
+        super().observe(answer)
+        self.inner.observe(answer)
 
 
 @pytest.mark.sampled(2)
@@ -239,7 +240,7 @@ def test_drafts_are_those_of_a_forward_without_a_cache(published: dict[str, Publ
     helped = Helped(Mtp.build(loaded.parts, runner, rule), text)
     events = list(decode(runner, helped, prompt, settings, rule=rule))
     assert [*prompt, *ids_of(events)] == text
-    assert {verdict.accepted for verdict in helped.verdicts} == {0, 1, 2, 3}
+    assert {answer.accepted for answer in helped.answers} == {0, 1, 2, 3}
     for context, drafted in helped.drafts:
         assert drafted == expected_draft(published[kind], context, len(drafted))
     loaded.release()

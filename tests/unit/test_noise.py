@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specdemo.decoding import noise
 from specdemo.decoding.noise import draw, key_of, mix, uniform, uniforms
+from specdemo.decoding.walk import path_of
 from specdemo.studies.statistics import chi_square
 from specdemo.types import Draft, NotFinite, Settings, TokenKind
 from tests.harness.classes import Match
@@ -165,11 +166,11 @@ def test_the_match_rule_emits_what_the_target_draws_whatever_is_drafted() -> Non
     own = draw(p, [key_of(9, 20 + i) for i in range(4)])[0].tolist()
     for right in range(4):  # drafted tokens are the target's own, the next is another
         draft = [*own[:right], *((token + 1) % 50 for token in own[right:3])]
-        verdict = rule.verify(logits, Draft(draft), 20)
-        assert (verdict.accepted, verdict.token_id) == (right, own[right])
-        assert verdict.kind is (TokenKind.BONUS if right == 3 else TokenKind.RESAMPLED)
-        assert len(verdict.margins) == right + 1
-    assert rule.verify(logits[:1], Draft(), 20).kind is TokenKind.TARGET
+        found = rule.verify(logits, Draft(draft), 20)
+        assert (found.accepted, found.last.id) == (right, own[right])
+        assert found.last.kind is (TokenKind.BONUS if right == 3 else TokenKind.RESAMPLED)
+        assert [token.margin is not None for token in found.emitted] == [True] * (right + 1)
+    assert rule.verify(logits[:1], Draft(), 20).last.kind is TokenKind.TARGET
     drafted = [rule.draw(logits[i : i + 1], rule.draft_numbers([20 + i])) for i in range(4)]
     assert [int(token.column) for token in drafted] == own  # a drafter that knows p drafts it
     assert [float(token.q) for token in drafted] == pytest.approx(p[range(4), own].tolist())
@@ -182,8 +183,8 @@ def test_a_verdict_on_a_tree_tells_the_margins_of_the_rows_of_its_path() -> None
     p = logits.softmax(-1)
     own, margins = draw(p, [key_of(9, position) for position in (20, 21, 21)])
     first, _, last = own.tolist()
-    draft = Draft([(first + 1) % 50, first], parents=[-1, -1])  # a wrong sibling comes first
-    verdict = Match(Settings(temperature=1, seed=9)).verify(logits, draft, 20)
-    assert (verdict.path, verdict.token_id) == ([1], last)
-    assert verdict.margins == pytest.approx(margins[[0, 2]].tolist())
-    assert verdict.token_p == pytest.approx(float(p[2, last]))
+    draft = Draft([(first + 1) % 50, first], parents=[-1, -1], tree=True)  # a wrong sibling comes first
+    found = Match(Settings(temperature=1, seed=9)).verify(logits, draft, 20)
+    assert (path_of(found.guesses), found.last.id) == ([-1, 1], last)
+    assert [token.margin for token in found.emitted] == pytest.approx(margins[[0, 2]].tolist())
+    assert found.last.p == pytest.approx(float(p[2, last]))

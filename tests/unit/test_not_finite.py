@@ -119,8 +119,8 @@ def test_what_no_token_depends_on_is_not_refused(settings: Settings) -> None:
     """At a place after a wrong guess the target may say anything."""
     logits = torch.eye(VOCAB)[[1, 2, 3, 0]].log()
     logits[3] = math.nan
-    verdict = verify(sampling.probabilities(logits, settings), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
-    assert (verdict.accepted, verdict.token_id) == (1, 2)
+    found = verify(sampling.probabilities(logits, settings), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
+    assert (found.accepted, found.last.id) == (1, 2)
 
 
 def test_a_figure_of_a_test_is_never_nan() -> None:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding.events import Round, emitted_tokens
-from specdemo.decoding.noise import uniforms
-from specdemo.decoding.rule import LastRound
+from specdemo.decoding.events import Distributions, Round, emitted_tokens
+from specdemo.decoding.noise import key_of, uniforms
 from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.text import LaneText
 from specdemo.types import REJECTION, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
-from tests.harness.classes import Match, Rejection
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, letters_tokenizer, random_table
 from tests.harness.texts import warped
 from tests.harness.toys import TableToy, ngram_file
@@ -89,12 +87,12 @@ def test_in_a_large_vocabulary_the_likeliest_are_shown_and_those_that_were_teste
     p[1, 8] = 0.0  # guessed as well, and fails
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     q[0, 7] = p[0, 7]
-    rule, text = Rejection(Settings(temperature=1)), LaneText(letters_tokenizer(vocab), [0])
-    rule.last_round = LastRound(5, p, [(row[None], None) for row in q[:2]])
+    text = LaneText(letters_tokenizer(vocab), [0])
+    seen = Distributions(5, p, [(row[None], None) for row in q[:2]])
     drawn = 11
     drafted = DraftedToken(7, DraftOutcome.ACCEPTED, 0, 0, 0), DraftedToken(8, DraftOutcome.REJECTED, 0, 0, 0)
     emitted = Token(7, TokenKind.ACCEPTED, 0), Token(drawn, TokenKind.RESAMPLED, 0)
-    first, second = probabilities_of(Round(0, drafted, emitted, 0, 0, 0), rule, text.name)
+    first, second = probabilities_of(Round(0, drafted, emitted, 0, 0, 0, distributions=seen), text.name)
 
     def likeliest(probs: torch.Tensor) -> set[int]:
         return set(probs.topk(SHOWN).indices.tolist())
@@ -112,14 +110,14 @@ def test_in_a_large_vocabulary_the_likeliest_are_shown_and_those_that_were_teste
 def test_under_the_match_rule_the_first_of_both_races_are_shown(dtype: torch.dtype) -> None:
     vocab, position = 900, 5
     p, q = torch.randn(2, 1, vocab, generator=torch.Generator().manual_seed(1)).softmax(-1).to(dtype)
-    rule, text = Match(Settings(temperature=1, seed=4)), LaneText(letters_tokenizer(vocab), [0])
+    text = LaneText(letters_tokenizer(vocab), [0])
     own = torch.arange(0, vocab, 2)  # what the drafter knows
-    rule.last_round = LastRound(position, p, [(q[:, own], own)])
-    e = -torch.log1p(-uniforms(rule.key(position), torch.arange(vocab)))
+    seen = Distributions(position, p, [(q[:, own], own)], seed=4)
+    e = -torch.log1p(-uniforms(key_of(4, position), torch.arange(vocab)))
     q = torch.zeros_like(q).index_copy(1, own, q[:, own])
     first = [set((e / row[0].double()).topk(SHOWN, largest=False).indices.tolist()) for row in (p, q)]
     drafted, emitted = DraftedToken(1, DraftOutcome.REJECTED), Token(2, TokenKind.RESAMPLED)
-    (place,) = probabilities_of(Round(0, (drafted,), (emitted,), 0, 0, 0), rule, text.name)
+    (place,) = probabilities_of(Round(0, (drafted,), (emitted,), 0, 0, 0, distributions=seen), text.name)
     assert {c.id for c in place.candidates} == first[0] | first[1] | {1, 2}
     assert all(c.e == pytest.approx(float(e[c.id]), rel=1e-3) for c in place.candidates)
 

@@ -34,9 +34,9 @@ from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
-from specdemo.types import Settings, TokenKind, Verdict
+from specdemo.types import Settings
 from tests.harness.classes import Eagle, HeadDrafter
-from tests.harness.doubles import MODEL_VOCAB, ids_of
+from tests.harness.doubles import MODEL_VOCAB, accepting, ids_of
 from tests.harness.engines import tiny_model
 from tests.harness.texts import decode
 from tests.harness.toys import ModelToy, head_after
@@ -130,7 +130,7 @@ def drafts_of(
         drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], (drafted[0] + 5) % MODEL_VOCAB]
         drafter.runner.keep(range(accepted + 1))
-        drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(accepting(accepted))
     drafter.release()
     return rounds
 
@@ -188,7 +188,7 @@ def test_of_a_draft_of_p_eagle_no_mask_stays_in_its_cache(
         drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], 5]
         drafter.runner.keep(range(accepted + 1))
-        drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(accepting(accepted))
     assert passes == ([4, 4, 4, 3, 6] if most_read == 4 else [12, 3, 6])  # 10, 1 and 4 states, and two masks in each
     for one in (drafter, head_after(toy, kind.name, text, Settings(temperature=0))):
         one.propose(text, 5)

@@ -175,11 +175,11 @@ def test_every_token_has_its_text_and_the_texts_join(toy: Any) -> None:
     entries = list(race(toy, "draft-model", PROMPT, SETTINGS))
     for lane in (PLAIN, SPECULATIVE):
         for entry in (entry for entry in entries if entry.lane == lane):
-            assert [ord(text) - ord("a") for text in entry.spans.emitted] == [
+            assert [ord(token.text) - ord("a") for token in emitted_tokens(entry.event)] == [
                 token.id for token in emitted_tokens(entry.event)
             ]
             if isinstance(entry.event, Round):
-                assert [ord(text) - ord("a") for text in entry.spans.drafted] == [
+                assert [ord(token.text) - ord("a") for token in entry.event.drafted] == [
                     token.id for token in entry.event.drafted
                 ]
 
@@ -217,8 +217,8 @@ def test_closing_a_race_closes_every_lane(
 ) -> None:
     lanes = []
 
-    def kept(*args: Any) -> Any:  # a reference keeps the lanes from being closed by being forgotten
-        lanes.append(start(*args))
+    def kept(*args: Any, **more: Any) -> Any:  # a reference keeps the lanes from being closed by being forgotten
+        lanes.append(start(*args, **more))
         return lanes[-1]
 
     monkeypatch.setattr(racing, "start", kept)

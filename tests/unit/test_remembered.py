@@ -19,9 +19,10 @@ from specdemo.racing.asked import DraftedLane, Request
 from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, remembered_by, remembering, told_by
 from specdemo.racing.race import asked_again
 from specdemo.racing.summary import trace_header
-from specdemo.racing.trace import Entry, Spans
+from specdemo.racing.trace import Entry
 from specdemo.types import REJECTION, BadInput, Settings, Token, TokenKind
 from specdemo.ui.replay.playable import playable
+from tests.harness.texts import with_text
 
 from ..sentences import refuses, tells
 
@@ -176,7 +177,7 @@ def test_a_trace_says_how_much_its_drafter_remembered() -> None:
     assert drafted["remembered"] == 3
     sentence = told_by([plain, drafted])
     assert tells(sentence, "3 remembered")
-    first = Entry("plain", Prefilled(1, Token(0, TokenKind.TARGET, 1.0), 0.1), Spans(("a",)))
+    first = Entry("plain", with_text(Prefilled(1, Token(0, TokenKind.TARGET, 1.0), 0.1), ("a",)))
     assert playable(header(), [first])["note"] == sentence
     assert told_by([plain]) == ""
     for wrong in (None, "3", True, -1, 10**5000, [3]):

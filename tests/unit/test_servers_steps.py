@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, text_of
 from specdemo.racing.compare import first_difference, tokens_of
 from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
@@ -26,7 +26,7 @@ TARGET, UNKNOWN = TokenKind.TARGET, TokenKind.UNKNOWN
 
 
 def entries_of(steps: list[Step], told: Told) -> list[Entry]:
-    entries = [Entry("server", event, spans) for event, spans in events_of(steps, told)]
+    entries = [Entry("server", event) for event in events_of(steps, told)]
     assert read_trace(write_trace({"lanes": [{"name": "server"}]}, entries))[1] == entries
     return entries
 
@@ -46,7 +46,7 @@ def kinds(entries: list[Entry]) -> list[TokenKind]:
 
 
 def text(entries: list[Entry]) -> str:
-    return "".join(span for entry in entries for span in entry.spans.emitted)
+    return "".join(text_of(entry.event) for entry in entries)
 
 
 def test_the_rounds_of_a_recorded_text_are_those_that_the_server_counted() -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.batch import Failed, decode, decode_batch
-from specdemo.decoding.events import Event, branches, emitted_tokens
+from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.walk import branches
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of, start
 from specdemo.types import AUTO, MAX_K, MAX_NODES, Settings, TokenKind

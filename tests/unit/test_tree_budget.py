@@ -15,8 +15,8 @@ import torch
 from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.costs import DraftStats
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.events import Round, branches
-from specdemo.decoding.walk import walk
+from specdemo.decoding.events import Round
+from specdemo.decoding.walk import branches, walk
 from specdemo.drafters.ngram import load_table
 from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
@@ -82,7 +82,7 @@ def speed(
         branching = bool(asked) and control.branches
         ids, parents = best_first(guesser, asked) if branching else ([0] * asked, list(range(-1, asked - 1)))
         drawn = luck.choices(range(len(chances) + 1), [*chances, 1 - sum(chances)], k=len(ids) + 1)
-        path = walk(parents, [drawn[parent + 1] == rank for rank, parent in zip(ids, parents, strict=True)])
+        path, _ = walk(parents, [drawn[parent + 1] == rank for rank, parent in zip(ids, parents, strict=True)])
         followed = {-1, *path}
         outcomes = [
             ACCEPTED if node in path else REJECTED if parent in followed else UNTESTED

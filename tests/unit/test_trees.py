@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,17 +15,18 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding import batch
+from specdemo.decoding.answer import Answer, row_depths, row_parents
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.events import Round, places_tested
+from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.walk import row_depths, row_parents, walk
+from specdemo.decoding.walk import places_tested, walk
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of
 from specdemo.racing.stats import counts_by_place
-from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
+from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.studies.domains import Counts
 from specdemo.studies.explain import explain
 from specdemo.types import (
@@ -36,7 +38,6 @@ from specdemo.types import (
     DraftOutcome,
     Settings,
     TokenKind,
-    Verdict,
 )
 from tests.harness.classes import Stats
 from tests.harness.doubles import (
@@ -51,7 +52,7 @@ from tests.harness.doubles import (
     ids_of,
     random_table,
 )
-from tests.harness.texts import decode
+from tests.harness.texts import decode, with_text
 from tests.harness.toys import TableToy, drafter_for
 
 from ..sentences import refuses
@@ -100,8 +101,8 @@ def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
             checked += 1
             return draft
 
-        def observe(self, verdict: Verdict) -> None:
-            self.head.observe(verdict)
+        def observe(self, answer: Answer) -> None:
+            self.head.observe(answer)
 
     runner = toy.target_runner(256)
     list(decode(runner, Both(toy.drafter("eagle", runner, settings)), PROMPT, settings))
@@ -141,7 +142,7 @@ def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
     plain = list(decode(TableRunner(table), Scripted(lambda *_: []), PROMPT, Settings(k=0, max_new_tokens=12)))
     with refuses(BadInput, "trees"):
         explain(plain, events)
-    entries = [Entry("one", event, Spans((), ["y"] * len(getattr(event, "drafted", ())))) for event in events]
+    entries = [Entry("one", with_text(event, (), ["y"] * len(getattr(event, "drafted", ())))) for event in events]
     with refuses(BadInput, "trees"):
         Counts().add("a", entries)
 
@@ -149,17 +150,17 @@ def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) -> None:
     settings = Settings(k=12, temperature=1, max_new_tokens=30, rule=rule, tree=True)
-    chosen = rule_for(settings)
     entries = []
-    for event in decode(TableRunner(table), Planting(HOSTILE_TREES["any"]), PROMPT, settings, rule=chosen):
-        places = probabilities_of(event, chosen, str)
+    for event in decode(TableRunner(table), Planting(HOSTILE_TREES["any"]), PROMPT, settings, distributions=True):
+        places = probabilities_of(event, str)
         if isinstance(event, Round):
             assert len(places) == len(event.emitted)
             for token, place in zip(event.emitted, places, strict=True):
                 found = next(candidate for candidate in place.candidates if candidate.id == token.id)
                 assert found.p == pytest.approx(token.p, abs=1e-5)
+        kept = replace(event, distributions=None) if isinstance(event, Round) else event
         emitted = ["x"] * len(ids_of([event]))
-        entries.append(Entry("one", event, Spans(emitted, ["y"] * len(getattr(event, "drafted", ()))), places))
+        entries.append(Entry("one", with_text(kept, emitted, ["y"] * len(getattr(event, "drafted", ()))), places))
     _, read = read_trace("".join(write_trace({"lanes": [{"name": "one"}]}, entries)).split("\n"))
     assert [entry.event for entry in read] == [entry.event for entry in entries]
 
@@ -194,13 +195,19 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
 
 
 def test_rows_depths_and_walks_of_a_tree() -> None:
-    draft = Draft([5, 6, 7, 6], parents=[-1, 0, 0, 2])
+    draft = Draft([5, 6, 7, 6], parents=[-1, 0, 0, 2], tree=True)
     assert row_parents(draft) == [-1, 0, 1, 1, 3]
     assert row_depths(draft) == [0, 1, 2, 2, 3]
-    assert walk([-1, 0, 0, 2], [True, False, True, True]) == [0, 2, 3]
-    assert walk([-1, 0, 0, 2], [False, False, True, True]) == []
-    assert walk([-1, -1], [True, True]) == [0]
-    assert walk(range(-1, MAX_NODES - 1), [True] * MAX_NODES) == list(range(MAX_NODES))
+    path, outcomes = walk([-1, 0, 0, 2], [True, False, True, True])
+    assert (path, [outcome.value for outcome in outcomes]) == (
+        [0, 2, 3],
+        ["accepted", "rejected", "accepted", "accepted"],
+    )
+    path, outcomes = walk([-1, 0, 0, 2], [True, False, True, True], 2)  # the text ends with the second token
+    assert (path, [outcome.value for outcome in outcomes]) == ([0, 2], ["accepted", "rejected", "accepted", "untested"])
+    assert walk([-1, 0, 0, 2], [False, False, True, True])[0] == []
+    assert walk([-1, -1], [True, True])[0] == [0]
+    assert walk(range(-1, MAX_NODES - 1), [True] * MAX_NODES)[0] == list(range(MAX_NODES))
 
 
 def test_a_tree_grows_where_its_values_are_largest() -> None:
@@ -221,8 +228,8 @@ def test_a_tree_grows_where_its_values_are_largest() -> None:
 
 
 def test_two_trees_become_one_where_they_agree() -> None:
-    one = Draft([5, 6, 7], q=torch.tensor([0.5, 0.25, 0.75]), parents=[-1, 0, 0])
-    other = Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
+    one = Draft([5, 6, 7], q=torch.tensor([0.5, 0.25, 0.75]), parents=[-1, 0, 0], tree=True)
+    other = Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0], tree=True)
     both = merged(one, other)
     assert shape(both) == ([5, 8, 6, 7, 9, 7], [-1, -1, 0, 0, 3, 1])
     assert both.q is not None

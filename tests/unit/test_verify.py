@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -65,8 +66,8 @@ def test_a_residual_left_by_rounding_alone_still_gives_a_possible_token(p: Tenso
     nudged = torch.nextafter(single, torch.ones(VOCAB))
     token = int(single.argmax())
     draft = Draft([token], nudged[None])
-    verdict = verify(torch.stack([single, single]), draft, uniform(ALMOST_ONE, ALMOST_ONE))
-    assert single[verdict.token_id] > 0
+    found = verify(torch.stack([single, single]), draft, uniform(ALMOST_ONE, ALMOST_ONE))
+    assert single[found.last.id] > 0
 
 
 # The tests, from left to right -----------------------------------------------------------------------------
@@ -87,17 +88,17 @@ def test_each_test_uses_its_own_draw_and_the_last_token_the_last_one() -> None:
     half = [0.5, 0.5, 0, 0, 0]
     p = rows(half, half, [0.25, 0.25, 0.25, 0.25, 0])
     passed = verify(p, Draft([0, 0]), uniform(0.4, 0.4, 0.6))
-    assert (passed.accepted, passed.token_id, passed.kind) == (2, 2, TokenKind.BONUS)
+    assert (passed.accepted, passed.last.id, passed.last.kind) == (2, 2, TokenKind.BONUS)
     assert verify(p, Draft([0, 0]), uniform(0.6, 0.4, 0.6)).accepted == 0
     assert verify(p, Draft([0, 0]), uniform(0.4, 0.6, 0.6)).accepted == 1
-    assert [verify(p, Draft([0, 0]), uniform(0.4, 0.4, last)).token_id for last in (0, 0.3, 0.99)] == [0, 1, 3]
+    assert [verify(p, Draft([0, 0]), uniform(0.4, 0.4, last)).last.id for last in (0, 0.3, 0.99)] == [0, 1, 3]
 
 
 def test_an_ngram_rejection_strikes_the_token_out_and_keeps_that_sample() -> None:
     p = rows([0.5, 0.3, 0.2, 0, 0], one_hot(4))
     for last, expected in ((0.0, 1), (0.59, 1), (0.61, 2), (ALMOST_ONE, 2)):  # 0.3 and 0.2, renormalised
-        verdict = verify(p, Draft([0]), uniform(0.5, last))
-        assert (verdict.accepted, verdict.token_id, verdict.kind) == (0, expected, TokenKind.RESAMPLED)
+        found = verify(p, Draft([0]), uniform(0.5, last))
+        assert (found.accepted, found.last.id, found.last.kind) == (0, expected, TokenKind.RESAMPLED)
 
 
 @given(st.lists(st.tuples(distributions, tokens, draws), max_size=4), distributions, draws)
@@ -116,11 +117,11 @@ def test_greedy_accepts_exactly_the_argmax_and_emits_the_argmax_whatever_the_dra
 ) -> None:
     best = [*(token for token, _, _ in places), end]
     guesses = [guess for _, guess, _ in places]
-    verdict = verify(rows(*map(one_hot, best)), Draft(guesses), uniform(*(draw for _, _, draw in places), last))
+    found = verify(rows(*map(one_hot, best)), Draft(guesses), uniform(*(draw for _, _, draw in places), last))
     right = [guess == token for guess, token in zip(guesses, best, strict=False)]
-    assert verdict.accepted == (right.index(False) if False in right else len(right))
-    assert verdict.token_id == best[verdict.accepted]
-    assert verdict.token_p == 1
+    assert found.accepted == (right.index(False) if False in right else len(right))
+    assert found.last.id == best[found.accepted]
+    assert found.last.p == 1
 
 
 @given(st.lists(st.tuples(distributions, distributions, st.integers(0, 4), draws), max_size=4), distributions, draws)
@@ -130,33 +131,49 @@ def test_the_verdict_agrees_with_its_own_figures(
     ids = [q.nonzero().flatten().tolist()[pick % int((q > 0).sum())] for _, q, pick, _ in places]
     draft = Draft(ids, torch.stack([q for _, q, _, _ in places])) if places else Draft()
     p = rows(*(row for row, _, _, _ in places), end)
-    verdict = verify(p, draft, uniform(*(draw for *_, draw in places), last))
+    found = verify(p, draft, uniform(*(draw for *_, draw in places), last))
 
-    assert list(verdict.p) == [float(row[token]) for (row, *_), token in zip(places, ids, strict=True)]
-    assert list(verdict.q) == [float(q[token]) for (_, q, *_), token in zip(places, ids, strict=True)]
-    assert list(verdict.draws) == [draw for *_, draw in places]
-    passed = [u < min(1, a / b) for a, b, u in zip(verdict.p, verdict.q, verdict.draws, strict=True)]
-    assert verdict.accepted == (passed.index(False) if False in passed else len(passed))
-    assert verdict.token_p == float(p[verdict.accepted, verdict.token_id]) > 0
+    assert [guess.p for guess in found.guesses] == [
+        float(row[token]) for (row, *_), token in zip(places, ids, strict=True)
+    ]
+    assert [guess.q for guess in found.guesses] == [
+        float(q[token]) for (_, q, *_), token in zip(places, ids, strict=True)
+    ]
+    assert [guess.draw for guess in found.guesses] == [draw for *_, draw in places]
+    figures: list[Any] = [(guess.p, guess.q, guess.draw) for guess in found.guesses]
+    passed = [u < min(1, a / b) for a, b, u in figures]
+    assert found.accepted == (passed.index(False) if False in passed else len(passed))
+    assert found.last.p == float(p[found.accepted, found.last.id]) > 0
     if not places:
-        assert verdict.kind == TokenKind.TARGET
+        assert found.last.kind == TokenKind.TARGET
     else:
-        assert verdict.kind == (TokenKind.BONUS if all(passed) else TokenKind.RESAMPLED)
+        assert found.last.kind == (TokenKind.BONUS if all(passed) else TokenKind.RESAMPLED)
 
 
 def test_the_answer_holds_plain_numbers() -> None:
-    verdict = verify(rows(one_hot(0), one_hot(1)).float(), Draft([0], rows(one_hot(0)).float()), uniform(0.5, 0.5))
-    assert type(verdict.accepted) is int
-    assert type(verdict.token_id) is int
-    assert {type(value) for value in (verdict.token_p, *verdict.p, *verdict.q, *verdict.draws)} == {float}
+    found = verify(rows(one_hot(0), one_hot(1)).float(), Draft([0], rows(one_hot(0)).float()), uniform(0.5, 0.5))
+    assert type(found.accepted) is int
+    assert type(found.last.id) is int
+    assert {type(value) for guess in found.guesses for value in (found.last.p, guess.p, guess.q, guess.draw)} == {float}
+
+
+def test_a_chosen_tree_of_one_token_is_not_tested_as_a_drawn_chain() -> None:
+    """Its q is an estimate that nothing was drawn from. Tested by p / q, token 0 would come up in 0.5 of the cases."""
+    p, q = torch.tensor([0.294, 0.406, 0.3, 0, 0]).double(), torch.tensor([0.5]).double()
+    emitted = torch.zeros(VOCAB, dtype=torch.float64)
+    grid = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+    for first in grid:
+        tree = verify(torch.stack([p, p]), Draft([0], q=q, parents=[-1], tree=True), torch.stack([first, first]))
+        emitted[tree.emitted[0].id] += 1 / 200
+    assert emitted.tolist() == pytest.approx(p.tolist(), abs=1 / 200)
 
 
 def test_a_large_vocabulary_keeps_its_ids() -> None:
     vocab = 262_144  # ids travel to the host as floats and must come back whole
     p = torch.zeros(2, vocab)
     p[0, vocab - 1] = p[1, vocab - 2] = 1
-    verdict = verify(p, Draft([vocab - 1]), uniform(0.5, 0.5))
-    assert (verdict.accepted, verdict.token_id) == (1, vocab - 2)
+    found = verify(p, Draft([vocab - 1]), uniform(0.5, 0.5))
+    assert (found.accepted, found.last.id) == (1, vocab - 2)
 
 
 def test_draft_and_draws_are_brought_to_where_the_targets_probabilities_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +200,9 @@ def test_the_library_for_cpus_changes_no_verdict(monkeypatch: pytest.MonkeyPatch
         q = (p[:k].log() + torch.randn(k, 700, generator=noise)).softmax(-1)
         draft = Draft(q.multinomial(1, generator=noise).squeeze(1), q if drawn else None) if k else Draft()
         draws = torch.rand(k + 1, generator=noise, dtype=torch.float64)
-        verdict = verify(p, draft, draws)
+        found = verify(p, draft, draws)
         with monkeypatch.context() as patch:
             patch.setattr(sampling, "library", lambda: None)
-            assert verify(p, draft, draws) == verdict
-        kinds.add(verdict.kind)
+            assert verify(p, draft, draws) == found
+        kinds.add(found.last.kind)
     assert kinds == ({TokenKind.BONUS, TokenKind.RESAMPLED} if k else {TokenKind.TARGET})

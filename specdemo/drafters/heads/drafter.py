@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from ...decoding.answer import Answer
 from ...decoding.drafter import DrafterParts, ModelDrafter
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
@@ -17,7 +18,7 @@ from ...engines.rows import MOST_ROWS, WIDTH
 from ...engines.runner import Runner, States, Wanted, states_of
 from ...system.hardware import to_device
 from ...system.progress import tell
-from ...types import MAX_K, MAX_NODES, Draft, Verdict
+from ...types import MAX_K, MAX_NODES, Draft
 from ..captured_trees import CapturedTrees
 from ..chain import CapturedChains, draw_chain
 from ..tree import grow_by_logits
@@ -139,7 +140,7 @@ class HeadDrafter(ModelDrafter):
         self._live += len(states)
         return self._passes, states, tokens
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, answer: Answer) -> None:
         self._unread.append(states_of(self.runner))
 
     def release(self) -> None:

@@ -27,9 +27,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...decoding.events import Finished, Prefilled, Round
+from ...decoding.walk import path_of
 from ...racing.stats import AtOnce, Stats
 from ...racing.trace import Entry
-from ...types import DraftOutcome, TokenKind
+from ...types import DraftOutcome, Token, TokenKind
 
 CODES = {
     TokenKind.ACCEPTED: "a",
@@ -124,24 +125,24 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
 
 def row_of(entry: Entry) -> list[Any] | None:
     """An event as the page draws it: [round, k, tokens], in reading order; None if there is nothing to draw."""
-    event, spans = entry.event, entry.spans
+    event = entry.event
     if isinstance(event, Finished):
-        return [PREFILL, 0, [[text, REST, 0] for text in spans.emitted]] if spans.emitted else None
+        return [PREFILL, 0, [[event.text, REST, 0]]] if event.text else None
     if isinstance(event, Prefilled):
-        return [PREFILL, 0, [[spans.emitted[0], CODES[event.token.kind], _short(event.token.p)]]]
-    tokens: list[list[Any]] = []
-    accepted = 0
-    for place, token in enumerate(event.drafted):
-        passed = token.outcome is DraftOutcome.ACCEPTED
-        text = spans.emitted[accepted] if passed else spans.drafted[place]  # in a tree, others stand in between
-        tokens.append([text, CODES[token.outcome], _short(token.p), _short(token.q), _short(token.draw), place + 1])
+        return [PREFILL, 0, [_emitted(event.token)]]
+    path, tokens = path_of(event.drafted)[1:], list[list[Any]]()
+    texts = {node: token.text for node, token in zip(path, event.emitted, strict=False)}  # what was written
+    for node, token in enumerate(event.drafted):
+        chances = _short(token.p), _short(token.q), _short(token.draw)
+        tokens.append([texts.get(node, token.text), CODES[token.outcome], *chances, node + 1])
         if token.parent is not None:
             tokens[-1].append(token.parent + 1)
-        accepted += passed
-    for place in range(accepted, len(event.emitted)):
-        emitted = event.emitted[place]
-        tokens.append([spans.emitted[place], CODES[emitted.kind], _short(emitted.p)])
+    tokens += map(_emitted, event.emitted[len(path) :])
     return [event.index, len(event.drafted), tokens]
+
+
+def _emitted(token: Token) -> list[Any]:
+    return [token.text, CODES[token.kind], _short(token.p)]
 
 
 def live_figures(stats: Stats) -> dict[str, Any]:
