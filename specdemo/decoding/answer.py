@@ -14,7 +14,6 @@ from torch import Tensor
 from ..engines.rows import depths_of
 from ..system.hardware import to_device
 from ..types import Draft, DraftedToken, DraftOutcome, NotFinite, Token, TokenKind
-from .events import Distributions
 from .walk import kind_after, parents_of, path_of, walk
 
 OVERFLOWED = "{} gave logits that are not finite numbers: choose another dtype, such as float32, or {}."
@@ -29,13 +28,13 @@ class Answer(NamedTuple):
         guesses: its tokens with their outcomes, [k].
         emitted: the accepted ones, then a token of the target's own.
         target_ids: what the target draws after each row of the pass, [k + 1], where the rule draws that.
-        distributions: what the tokens were drawn from, above temperature 0.
+        target_probs: the target's distribution after each row, [k + 1, V], and perhaps more, above temperature 0.
     """
 
     guesses: tuple[DraftedToken, ...]
     emitted: tuple[Token, ...]
     target_ids: Sequence[int] = ()
-    distributions: Distributions | None = None
+    target_probs: Tensor | None = None
 
     @property
     def accepted(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..types import Ahead, Draft, DraftedToken, FinishReason, FloatIfKnown, Token
+from ..types import Ahead, DraftedToken, FinishReason, FloatIfKnown, Token
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,11 +41,6 @@ class Distributions:
     target_probs: Tensor
     draft_probs: Sequence[tuple[Tensor, Tensor | None]]
     seed: int | None = None
-
-    @classmethod
-    def of(cls, position: int, target_probs: Tensor, draft: Draft, seed: int | None = None) -> Distributions:
-        """Those of a draft, whose test may have read more rows."""
-        return cls(position, target_probs[: len(draft.token_ids) + 1], draft.drawn_from, seed)
 
 
 @dataclass(frozen=True, slots=True)

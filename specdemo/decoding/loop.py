@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ..engines.gpu.capture import CudaCapture
 from ..engines.runner import Pass, Runner, Wanted, capturing_of, together_of
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
+    MATCH,
     REJECTION,
     BadInput,
     Draft,
@@ -27,7 +28,7 @@ from .adaptive_k import DraftLengthController, Readers
 from .answer import Answer, row_parents
 from .costs import CostModel
 from .drafter import Drafter
-from .events import Event, Finished, Prefilled, Round
+from .events import Distributions, Event, Finished, Prefilled, Round
 from .match import Match
 from .rejection import Rejection
 from .rule import Rule
@@ -141,17 +142,9 @@ class Decoding:
                 ended = self._clock()
                 drafting = elapsed_seconds(drafts_from, drafted) - waited
                 verifying = verified_at - began - drafting
-                last = Round(
-                    index,
-                    guesses,
-                    emitted,
-                    drafting,
-                    verifying,
-                    ended - began,
-                    k,
-                    ahead=draft.ahead,
-                    distributions=answer.distributions if self.distributions else None,
-                )
+                last = Round(index, guesses, emitted, drafting, verifying, ended - began, k, ahead=draft.ahead)
+                if self.distributions:
+                    last = replace(last, distributions=self._distributions(answer, draft, len(ids) - len(emitted)))
                 yield last
                 index += 1
             yield Finished(reason)
@@ -183,6 +176,12 @@ class Decoding:
             if reason := self._end(token.id, written):
                 return answer.until(count), reason
         return answer, None
+
+    def _distributions(self, answer: Answer, draft: Draft, position: int) -> Distributions | None:
+        if answer.target_probs is None:
+            return None
+        seed = self.rule.settings.seed if self.rule.name == MATCH else None
+        return Distributions(position, answer.target_probs[: len(answer.guesses) + 1], draft.drawn_from, seed)
 
     def _end(self, newest: int, written: Sequence[int]) -> FinishReason | None:
         if newest in self.eos_ids:

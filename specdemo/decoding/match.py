@@ -20,7 +20,6 @@ from ..system.hardware import packed, to_device, unpacked
 from ..types import MATCH, MAX_K, Draft, Settings
 from . import noise
 from .answer import Answer, drafted_probs, follow, parent_rows, row_depths
-from .events import Distributions
 from .rule import Rule, filled
 from .sampling import certainty, largest, probabilities
 
@@ -84,10 +83,8 @@ class Match(Rule):
             rows, sizes = parent_rows(read, device), (k + 1, k + 1, k + 1, k)
         vector, probs = test(logits, keys, x, q, rows)
         own, own_p, margins, p, q_x, ids = unpacked(vector, *sizes, 0 if q is None else k, 0 if x is None else k)
-        found = follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], read.token_ids))
-        if greedy:
-            return found
-        return found._replace(distributions=Distributions.of(position, probs, draft, self.settings.seed))
+        answer = follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], read.token_ids))
+        return answer._replace(target_probs=probs)
 
     def _test(
         self, logits: Tensor, keys: Tensor | None, x: Tensor | None, q: Tensor | None, rows: Tensor | None

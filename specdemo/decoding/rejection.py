@@ -17,7 +17,6 @@ from ..system.hardware import packed, to_device, unpacked
 from ..types import REJECTION, Draft, Settings
 from . import noise
 from .answer import Answer, answer_to, check_finite, drafted_probs, follow, parent_rows, row_depths
-from .events import Distributions
 from .rule import Rule, filled
 from .sampling import one_hot, probabilities, sample
 
@@ -162,7 +161,7 @@ class Rejection(Rule):
         draws = self._uniforms(TESTING, row_depths(read))
         self._round += 1
         vector, probs = test(logits, *read_of(read, draws, logits.device))
-        return judged(draft, draws, vector)._replace(distributions=Distributions.of(position, probs, draft))
+        return judged(draft, draws, vector)._replace(target_probs=probs)
 
     def _test(
         self,
