@@ -56,7 +56,7 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
 
     One that ends makes room for the next. Each text is the one that its prompt gets alone, to the bit where the logits
     of the engine do not depend on the other rows of a pass (`Runner.exact_rows`). Where an engine reads one sequence
-    only (`CachedRunner.together`), the passes follow each other. What ends a decoding alone ends that decoding here.
+    only (`Runner.together`), the passes follow each other. What ends a decoding alone ends that decoding here.
 
     The seconds of an event are those of its decoding's own work, and of each pass its share by rows.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engines.gpu.capture import CudaCapture
-from ..engines.runner import Pass, Runner, Wanted, capturing_of, together_of
+from ..engines.runner import Pass, Runner, Wanted
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
     MATCH,
@@ -99,14 +99,13 @@ class Decoding:
                 raise BadInput("The prompt is empty.")
             check_room(len(prompt_ids), settings, runner.context)
             given = settings.k if self.ks is None else self.ks
-            captured = capturing_of(runner)
             drafter.reads_alone = self.readers.count == 1
             control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree, self.readers)
 
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]
             drafter.reset(prompt_ids)
-            answer = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids), captured)
+            answer = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids), runner.captured)
             written: list[int] = []  # what follows the prompt in `ids`
             answer, reason = self._write(answer, written)
             ids = [*prompt_ids, *written]
@@ -129,7 +128,7 @@ class Decoding:
                 logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
 
                 # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
-                answer = rule.verify(rule.masked(logits, draft), draft, len(ids), captured)
+                answer = rule.verify(rule.masked(logits, draft), draft, len(ids), runner.captured)
                 verified_at = self._clock()
 
                 # Keep: the path and that token are added to the text, the pending token and the path to the cache.
@@ -158,7 +157,7 @@ class Decoding:
         Where passes are exact up to fewer rows than a piece has, pieces would change the last bits of its states.
         """
         runner = self.runner
-        pieces = self.readers.count > 1 and together_of(runner) and not 0 < runner.exact_rows < PIECE
+        pieces = self.readers.count > 1 and runner.together and not 0 < runner.exact_rows < PIECE
         size = PIECE if pieces else len(self.prompt_ids)
         states: list[Tensor] = []
         for begin in range(0, len(self.prompt_ids), size):

@@ -20,7 +20,7 @@ from ..system.hardware import packed, to_device, unpacked
 from ..types import MATCH, MAX_K, Draft, Settings
 from . import noise
 from .answer import Answer, drafted_probs, follow, parent_rows, row_depths
-from .rule import Rule, filled
+from .rule import Rule
 from .sampling import certainty, largest, probabilities
 
 
@@ -68,11 +68,7 @@ class Match(Rule):
         return self._noise[known]
 
     def verify(self, logits: Tensor, draft: Draft, position: int, captured: Capturing | None = None) -> Answer:
-        test, read = self._test, draft
-        if captured:
-            test = captured(self.kind, test)
-            if draft.tree:
-                logits, read = filled(logits, draft)
+        test, logits, read = self._captured(logits, draft, captured)
         device, k = logits.device, len(read.token_ids)
         greedy, drawn_there = not self.settings.temperature, isinstance(draft.token_ids, Tensor)
         x = None if greedy and not drawn_there else to_device(read.token_ids, device)  # a greedy test reads none

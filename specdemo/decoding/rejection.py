@@ -17,7 +17,7 @@ from ..system.hardware import packed, to_device, unpacked
 from ..types import REJECTION, Draft, Settings
 from . import noise
 from .answer import Answer, answer_to, check_finite, drafted_probs, follow, parent_rows, row_depths
-from .rule import Rule, filled
+from .rule import Rule
 from .sampling import one_hot, probabilities, sample
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
@@ -152,11 +152,7 @@ class Rejection(Rule):
         return sample(probs, number) % probs.shape[-1]
 
     def verify(self, logits: Tensor, draft: Draft, position: int, captured: Capturing | None = None) -> Answer:
-        test, read = self._test, draft
-        if captured:
-            test = captured(self.kind, test)
-            if draft.tree:
-                logits, read = filled(logits, draft)
+        test, logits, read = self._captured(logits, draft, captured)
         # The walk takes one row of each depth, so rows of the same depth may share a number.
         draws = self._uniforms(TESTING, row_depths(read))
         self._round += 1

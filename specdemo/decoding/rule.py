@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -135,6 +135,19 @@ class Rule:
         """
         raise NotImplementedError
 
+    def _captured(
+        self, logits: Tensor, draft: Draft, captured: Capturing | None
+    ) -> tuple[Callable[..., tuple[Tensor, Any]], Tensor, Draft]:
+        """The test, and what it reads: where its calls are captured, a tree is filled up to a size that they have.
+        `answer.follow` leaves the rest out."""
+        test = captured(self.kind, self._test) if captured else self._test
+        if test == self._test or not draft.tree:
+            return test, logits, draft
+        missing = size_of_tree(len(logits)) - len(logits)
+        q = None if draft.q is None else F.pad(draft.q, (0, missing))
+        token_ids, parents = [*draft.token_ids, *[0] * missing], [*draft.parents, *[-1] * missing]
+        return test, F.pad(logits, (0, 0, 0, missing)), replace(draft, token_ids=token_ids, parents=parents, q=q)
+
     def _test(self, logits: Tensor, *read: Any) -> tuple[Tensor, Any]:
         """The part of `verify` on the device: what the host needs in one vector, and the target's probabilities."""
         raise NotImplementedError
@@ -146,11 +159,3 @@ class Rule:
     def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         """A column of `probs` [1, V], int64 [1]."""
         raise NotImplementedError
-
-
-def filled(logits: Tensor, draft: Draft) -> tuple[Tensor, Draft]:
-    """A tree filled up to a size for which tests are captured; `walk.follow` leaves the rest out."""
-    missing = size_of_tree(len(logits)) - len(logits)
-    q = None if draft.q is None else F.pad(draft.q, (0, missing))
-    token_ids, parents = [*draft.token_ids, *[0] * missing], [*draft.parents, *[-1] * missing]
-    return F.pad(logits, (0, 0, 0, missing)), replace(draft, token_ids=token_ids, parents=parents, q=q)

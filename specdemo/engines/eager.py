@@ -16,7 +16,7 @@ from ..types import BadInput
 from .modules import cache_argument, decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
-from .runner import DEPENDS_ON_LENGTH, CachedRunner, Runner, check_branches, check_fits
+from .runner import DEPENDS_ON_LENGTH, Runner
 from .settled import settled
 
 # Families whose layers read only the layer before and the cache.
@@ -24,14 +24,14 @@ SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
 MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 
 
-class EagerRunner(CachedRunner):
+class EagerRunner(Runner):
     """Runs `model` through its own forward, with a cache of `capacity` tokens.
 
     The cache is allocated at the prefill and lives for one run. `capacity` is also the longest text of the run, which
-    some models depend on, see `settled`. A pass reads one sequence, so there is no `together`.
+    some models depend on, see `settled`. No row is exact: the order of sums in a product may depend on their number.
     """
 
-    exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows
+    length = 0
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(capacity)
@@ -39,7 +39,6 @@ class EagerRunner(CachedRunner):
         self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
-        self.length = 0
         self._captured: list[Module] = []
         self._cache_as = cache_argument(type(model))
         self._takes_positions = "position_ids" in signature(model.forward).parameters
@@ -74,7 +73,7 @@ class EagerRunner(CachedRunner):
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
-            check_branches(self)
+            self.check_branches()
         return self._read(ids, parents, logits_to_keep=0)  # 0 means all of them
 
     def first_layers(self, count: int, capacity: int) -> Runner:
@@ -90,7 +89,7 @@ class EagerRunner(CachedRunner):
 
     @torch.inference_mode()
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None, logits_to_keep: int) -> Tensor:
-        check_fits(self, len(ids))
+        self.check_fits(len(ids))
         self._start = self.length
         with outputs_of(self._captured) as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)

@@ -28,7 +28,7 @@ from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
 from .ops import attention, mixed, normed_heads, plus, rotate
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, CachedRunner, Pass, Runner, States, check_fits, in_groups
+from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, Pass, Runner, States, in_groups
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -108,11 +108,12 @@ class Rows:
         return replace(self, count=self.count + count, parents=parents)
 
 
-class FusedRunner(CachedRunner):
-    """A `Runner` of a `FusedModel`. Its cache of `capacity` tokens is allocated at the prefill."""
+class FusedRunner(Runner):
+    """A `Runner` of a `FusedModel`. Its cache of `capacity` tokens is allocated at the prefill.
 
-    # With a mask there are gaps between the keys of a branch, and the order of sums depends on them.
-    exact_tree_rows = 0
+    No row of a tree is exact: with a mask there are gaps between the keys of a branch, and the order of sums depends on
+    them.
+    """
 
     def __init__(self, model: FusedModel, capacity: int, together: SharedPasses | None = None) -> None:
         """Runners of the same `together` can be read in one pass."""
@@ -185,7 +186,7 @@ class FusedRunner(CachedRunner):
             ValueError: the cache has no room for them.
         """
         assert self._cache is not None, "prefill comes first"
-        check_fits(self, count)
+        self.check_fits(count)
         self._start = self.length
 
     def rows(self, count: int, parents: Sequence[int] | None) -> Any:

@@ -307,6 +307,10 @@ class NativeRunner(FusedRunner):
         super().__init__(model.model, capacity)
         self.together: NativeModel = model
 
+    @property
+    def experts_read(self) -> Mapping[int, float]:
+        return self.together.experts_read
+
     def first_layers(self, count: int, capacity: int) -> Runner:
         return NativeRunner(self.together.first_layers(count), capacity)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -12,36 +12,52 @@ from torch import Tensor
 from ..types import BadInput
 from .rows import is_beginning, path_rows
 
+T = TypeVar("T")
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
 
-class Runner(Protocol):
-    """A causal language model that reads one sequence, with a cache that rolls back.
+DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
+
+
+class Runner:
+    """A causal language model that reads one sequence, with a cache that rolls back and lives for one run.
+
+    What is said here of a runner holds of one that can do nothing but read; others say more.
 
     Attributes:
         length: tokens in the cache.
         context: the most tokens it can hold.
         device: where the logits are.
         vocab_size: their width V.
-        hidden_states: what `capture_hidden_states` asked for, for each token of the last pass, [T, layers * hidden];
-            None before the first pass, or if no layers were asked for.
+        states: what `capture_hidden_states` asked for, of the tokens of the last pass; None before the first pass, or
+            if no layers were asked for.
+        together: what reads its passes and those of others in one; None where its cache is all that it knows.
     """
 
     device: torch.device
-    context: int
     vocab_size: int
-    hidden_states: Tensor | None
+    states: States | None = None
+    together: Together | None = None
+
+    def __init__(self, capacity: int) -> None:
+        self.context = capacity
+        self.captured_layers: tuple[int, ...] = ()
+        self._cache: Any = None
+        self._start = 0  # of the last pass
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        raise NotImplementedError
 
     @property
     def cannot_branch(self) -> str | None:
         """Why it cannot read rows that are no chain, in words; None if it can."""
+        return None
 
     @property
     def exact_tree_rows(self) -> int:
         """The most rows of a pass in which a row of a tree has the same bits as in a chain of its path; 0 if none."""
+        return 0
 
     @property
     def exact_rows(self) -> int:
@@ -49,16 +65,41 @@ class Runner(Protocol):
 
         Badges, tolerances and limits of K all come from here.
         """
+        return 0
+
+    @property
+    def experts_read(self) -> Mapping[int, float]:
+        """How many experts of a layer a pass over so many rows has read so far, in the mean, where that is counted."""
+        return {}
+
+    @property
+    def hidden_states(self) -> Tensor | None:
+        """Those of `states`, [T, layers * hidden]."""
+        return None if self.states is None else self.states.tensor
+
+    @hidden_states.setter
+    def hidden_states(self, states: Tensor | None) -> None:
+        self.states = None if states is None else States.of(states)
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """From the next pass on, keep the outputs of these decoder layers in `hidden_states`, in this order.
+        """From the next pass on, keep the outputs of these decoder layers in `states`, in this order.
 
         Layers count from 0. An output is the residual stream after the layer, before any final norm. transformers calls
         it `hidden_states[layer + 1]`, but norms that of the last layer.
         """
+        self.captured_layers = tuple(layers)
+
+    def captured(self, key: object, function: Callable[..., T]) -> Callable[..., T]:
+        """A function of tensors as its calls are captured where passes are; else the function itself.
+
+        Args:
+            key: functions with the same one compute the same.
+        """
+        return function
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         """Read a prompt into the empty cache. Returns the logits after its last token, [1, V]."""
+        raise NotImplementedError
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens, a list or a tensor [T] int64 on any device. Returns the logits after each, [T, V].
@@ -70,25 +111,84 @@ class Runner(Protocol):
             ValueError: the cache has no room for them, or the parents are not those of a tree.
             CannotBranch: there are parents, and the runner reads chains only.
         """
+        raise NotImplementedError
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last pass, each the parent of the next, and forget the others.
 
-        The kept rows move to the front of the pass; none is computed again. `hidden_states` are then those of the kept
-        rows.
+        The kept rows move to the front of the pass; none is computed again. `states` are then those of the kept rows.
         """
+        if not is_beginning(path):
+            assert self._cache is not None, "a pass comes first"
+            with torch.inference_mode():
+                self._cache.move(self._start, path)
+        if self.states is not None:
+            self.states = self.states.kept(path)
+        self.rollback(self._start + len(path))
 
     def rollback(self, length: int) -> None:
         """Forget all tokens from position `length` on. Nothing is copied. Not into a pass that branches."""
+        raise NotImplementedError
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         """A runner of the first `count` layers with the model's own norm and head.
 
         It shares the model's weights, and has its own cache of `capacity` tokens.
         """
+        raise NotImplementedError
 
     def release(self) -> None:
         """Free the cache and the hidden states. May be called twice."""
+        raise NotImplementedError
+
+    def check_branches(self) -> None:
+        """
+        Raises:
+            CannotBranch: it cannot read rows that are no chain.
+        """
+        if reason := self.cannot_branch:
+            raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
+
+    def check_fits(self, count: int) -> None:
+        """Check that the cache has room for a pass of `count` tokens. Without this, slices would be cut off silently.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.length + count > self.context:
+            raise ValueError(
+                f"The cache has room for {self.context} tokens and holds {self.length}; {count} more do not fit."
+            )
+
+
+class CannotBranch(BadInput):
+    """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
+
+
+class States(NamedTuple):
+    """Hidden states of one text, as a part of those of a pass that several texts may share.
+
+    They are cut out when they are read: in each round of many readers that would take some 5 microseconds for each.
+    """
+
+    of_pass: Tensor  # [T, layers * hidden]
+    begin: int
+    rows: int
+
+    @classmethod
+    def of(cls, states: Tensor) -> States:
+        return cls(states, 0, len(states))
+
+    @property
+    def tensor(self) -> Tensor:
+        """[rows, layers * hidden]"""
+        return self.of_pass[self.begin : self.begin + self.rows]
+
+    def kept(self, path: Sequence[int]) -> States:
+        """Those of the rows of a path."""
+        if is_beginning(path):
+            return States(self.of_pass, self.begin, len(path))
+        return States.of(path_rows(self.tensor, path))
 
 
 class Wanted:
@@ -135,7 +235,7 @@ class Pass(Wanted):
 
     @property
     def together(self) -> Together | None:
-        return None if self.prompt else together_of(self.runner)
+        return None if self.prompt else self.runner.together
 
     @property
     def place(self) -> int:
@@ -160,19 +260,7 @@ class Together(Protocol):
 
 
 Capturing: TypeAlias = Callable[[object, Callable[..., Any]], Callable[..., Any]]
-"""Gives a function of tensors whose calls are captured; functions with the same key compute the same."""
-
-
-def capturing_of(runner: Runner) -> Capturing | None:
-    """What captures calls on the runner's device; None where nothing is captured."""
-    captured: Capturing | None = getattr(runner, "captured", None)
-    return captured
-
-
-def together_of(runner: Runner) -> Together | None:
-    """What reads the passes of this runner and of others in one; None where a runner's cache is all that it knows."""
-    together: Together | None = getattr(runner, "together", None)
-    return together
+"""Gives a function of tensors whose calls may be captured; functions with the same key compute the same."""
 
 
 @torch.inference_mode()
@@ -192,106 +280,3 @@ def in_groups(passes: Sequence[W], most: int) -> Iterator[list[W]]:
         group.append(one)
         rows += one.rows
     yield group
-
-
-DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
-
-
-class CannotBranch(BadInput):
-    """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
-
-
-def check_branches(runner: Runner) -> None:
-    """Check that a runner can read rows that are no chain.
-
-    Raises:
-        CannotBranch: it cannot.
-    """
-    if reason := runner.cannot_branch:
-        raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
-
-
-class States(NamedTuple):
-    """Hidden states of one text, as a part of those of a pass that several texts may share.
-
-    They are cut out when they are read: in each round of many readers that would take some 5 microseconds for each.
-    """
-
-    of_pass: Tensor  # [T, layers * hidden]
-    begin: int
-    rows: int
-
-    @classmethod
-    def of(cls, states: Tensor) -> States:
-        return cls(states, 0, len(states))
-
-    @property
-    def tensor(self) -> Tensor:
-        """[rows, layers * hidden]"""
-        return self.of_pass[self.begin : self.begin + self.rows]
-
-    def kept(self, path: Sequence[int]) -> States:
-        """Those of the rows of a path."""
-        if is_beginning(path):
-            return States(self.of_pass, self.begin, len(path))
-        return States.of(path_rows(self.tensor, path))
-
-
-def states_of(runner: Runner) -> States:
-    """The hidden states of the last pass, or of the rows of it that were kept. It has captured some."""
-    states: States | None = getattr(runner, "states", None)
-    if states is None:
-        assert runner.hidden_states is not None, "the text has been read"
-        states = States.of(runner.hidden_states)
-    return states
-
-
-class CachedRunner:
-    """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states.
-
-    `together` reads its passes and those of others in one, see `together_of`.
-    """
-
-    together: Together | None = None
-
-    def __init__(self, capacity: int) -> None:
-        self.context = capacity
-        self.states: States | None = None
-        self.captured_layers: tuple[int, ...] = ()
-        self._cache: Any = None
-        self._start = 0  # of the last pass
-
-    @property
-    def hidden_states(self) -> Tensor | None:
-        return None if self.states is None else self.states.tensor
-
-    @hidden_states.setter
-    def hidden_states(self, states: Tensor | None) -> None:
-        self.states = None if states is None else States.of(states)
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self.captured_layers = tuple(layers)
-
-    def keep(self, path: Sequence[int]) -> None:
-        if not is_beginning(path):
-            assert self._cache is not None, "a pass comes first"
-            with torch.inference_mode():
-                self._cache.move(self._start, path)
-        if self.states is not None:
-            self.states = self.states.kept(path)
-        self.rollback(self._start + len(path))
-
-    def rollback(self, length: int) -> None:
-        raise NotImplementedError
-
-
-def check_fits(runner: Runner, count: int) -> None:
-    """Check that the cache has room for a pass of `count` tokens. Without this, slices would be cut off silently.
-
-    Raises:
-        ValueError: it has not.
-    """
-    if runner.length + count > runner.context:
-        raise ValueError(
-            f"The cache has room for {runner.context} tokens and holds {runner.length}; {count} more do not fit."
-        )

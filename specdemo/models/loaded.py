@@ -24,7 +24,7 @@ from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner, dtype_in_range
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.families import attending_layers, knows
-from ..engines.runner import Runner, together_of
+from ..engines.runner import Runner
 from ..system.hardware import (
     AS_STORED,
     choose_devices,
@@ -184,8 +184,8 @@ class Loaded:
         }
 
     def _experts_read(self) -> dict[str, dict[str, float]]:
-        """See `NativeModel.experts_read`; empty where nothing was counted. A trace is JSON: names are strings."""
-        counted = {} if self.released else getattr(together_of(self.target_runner(1)), "experts_read", {})
+        """See `Runner.experts_read`; empty where nothing was counted. A trace is JSON: names are strings."""
+        counted = {} if self.released else self.target_runner(1).experts_read
         return {"read": {str(rows): mean for rows, mean in sorted(counted.items())}} if counted else {}
 
     def release(self) -> None:

@@ -20,7 +20,6 @@ from ..decoding.walk import branches
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, check_known, drafter_class
-from ..engines.runner import check_branches
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
@@ -139,7 +138,7 @@ def decoding_of(
     rule.constraint = loaded.constraint(rule.settings.grammar) if rule.settings.grammar else None
     runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens + nodes)
     if branching:
-        check_branches(runner)
+        runner.check_branches()
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
     if rule.settings.ahead and drafter != "none":
         proposing = DraftingAhead.over(proposing, runner, rule)

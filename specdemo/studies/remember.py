@@ -9,15 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..engines.rows import path_rows
 from ..engines.runner import Runner
 from ..models.loaded import Loaded
 
 ROOM = 2**28  # bytes of logits that are remembered; what is read beyond them is read again when it is needed
 
 
-class Remembering:
-    """A Runner in front of another that reads no text twice: what a network says is a function of the text.
+class Remembering(Runner):
+    """A runner in front of another that reads no text twice: what a network says is a function of the text.
 
     Every text must go on from `root`, which the real runner keeps in its cache and goes back to. `release` ends a
     run, not the memory.
@@ -25,11 +24,9 @@ class Remembering:
 
     def __init__(self, real: Runner, root: Sequence[int], next_token: int | None = None) -> None:
         """With `next_token`, reading the root says that this token follows, with certainty."""
+        super().__init__(real.context)
         self.real, self.root, self.next_token = real, tuple(root), next_token
-        self.device, self.context, self.vocab_size = real.device, real.context, real.vocab_size
-        self.exact_rows, self.exact_tree_rows = real.exact_rows, real.exact_tree_rows
-        self.cannot_branch, self.capture_hidden_states = real.cannot_branch, real.capture_hidden_states
-        self.hidden_states: Tensor | None = None
+        self.device, self.vocab_size = real.device, real.vocab_size
         self.passes = 0  # made by the real runner
         self.parts: dict[int, Remembering] = {}  # see `first_layers`
         self._text: tuple[int, ...] = ()
@@ -41,6 +38,21 @@ class Remembering:
     @property
     def length(self) -> int:
         return len(self._text)
+
+    @property
+    def cannot_branch(self) -> str | None:
+        return self.real.cannot_branch
+
+    @property
+    def exact_tree_rows(self) -> int:
+        return self.real.exact_tree_rows
+
+    @property
+    def exact_rows(self) -> int:
+        return self.real.exact_rows
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self.real.capture_hidden_states(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         if not self.real.length:
@@ -76,8 +88,8 @@ class Remembering:
 
     def keep(self, path: Sequence[int]) -> None:
         self._text = self._texts[path[-1]] if path else self._before
-        if self.hidden_states is not None:
-            self.hidden_states = path_rows(self.hidden_states, path)
+        if self.states is not None:
+            self.states = self.states.kept(path)
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         if count not in self.parts:

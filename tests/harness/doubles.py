@@ -22,7 +22,7 @@ from specdemo.decoding.answer import Answer
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
-from specdemo.engines.runner import ANY_ROWS, Pass
+from specdemo.engines.runner import ANY_ROWS, Pass, Runner
 from specdemo.system import hardware
 from specdemo.types import MAX_NODES, Draft, DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel
@@ -42,8 +42,8 @@ def random_table(seed: int, vocab: int = VOCAB, support: int = VOCAB) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-class TableRunner:
-    """A Runner whose logits are the logarithms of an explicit table, in float64.
+class TableRunner(Runner):
+    """A runner whose logits are the logarithms of an explicit table, in float64.
 
     Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
     arguments alone: a missing, stale or doubled entry gives the logits of another text. The state of a token in any
@@ -52,17 +52,14 @@ class TableRunner:
     """
 
     exact_rows = exact_tree_rows = ANY_ROWS
-    cannot_branch: str | None = None
-    together: Together | None = None
 
     def __init__(self, table: Tensor, capacity: int = 256, early: Tensor | None = None) -> None:
-        self.table, self.context, self.early = table, capacity, early
+        super().__init__(capacity)
+        self.table, self.early = table, early
         self.vocab_size = table.shape[-1]
         self.device = torch.device("cpu")
         self.tokens: list[int] = []
         self.passes: list[tuple[int, tuple[int, ...]]] = []
-        self.kept_layers = 0
-        self.hidden_states: Tensor | None = None
         self.released = 0
         self.begin = 0  # of the last pass
         self.parents: list[int] = []  # of its rows
@@ -70,9 +67,6 @@ class TableRunner:
     @property
     def length(self) -> int:
         return len(self.tokens)
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self.kept_layers = len(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         assert not self.tokens, "a prompt is read into an empty cache"
@@ -106,7 +100,7 @@ class TableRunner:
         self.parents = list(range(-1, len(ids) - 1))
         self.tokens += ids
         one_hot = F.one_hot(torch.tensor(ids), self.vocab_size).to(self.table.dtype)
-        self.hidden_states = one_hot.repeat(1, self.kept_layers) if self.kept_layers else None
+        self.hidden_states = one_hot.repeat(1, len(self.captured_layers)) if self.captured_layers else None
         return self.looked_up(self.table, self.tokens, begin)
 
     def first_layers(self, count: int, capacity: int) -> TableRunner:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specdemo.engines.families import FAMILIES as KNOWN
 from specdemo.engines.families import HYBRIDS, knows
-from specdemo.engines.runner import CannotBranch, Pass, Runner, check_branches, read_together
+from specdemo.engines.runner import CannotBranch, Pass, Runner, read_together
 from specdemo.system.hardware import compute_dtype
 from tests.harness.models import (
     EAGER,
@@ -205,7 +205,7 @@ def test_the_logits_of_every_pass_are_those_of_transformers(
             read.tree("a tree in place of a path", [8])
         else:
             with refuses(CannotBranch, str(read.runner.cannot_branch)):
-                check_branches(read.runner)
+                read.runner.check_branches()
         read.forward("up to the end", IDS[: context - len(read.text) - 1])
         read.forward("the last token", [4])
         for more in ([1], [1, 1]):

@@ -15,7 +15,7 @@ from ...decoding.drafter import DrafterParts, ModelDrafter
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS, WIDTH
-from ...engines.runner import Runner, States, Wanted, states_of
+from ...engines.runner import Runner, States, Wanted
 from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, MAX_NODES, Draft
@@ -141,7 +141,8 @@ class HeadDrafter(ModelDrafter):
         return self._passes, states, tokens
 
     def observe(self, answer: Answer) -> None:
-        self._unread.append(states_of(self.runner))
+        assert self.runner.states is not None, "the text has been read"
+        self._unread.append(self.runner.states)
 
     def release(self) -> None:
         if self._passes and self.ready.slots:

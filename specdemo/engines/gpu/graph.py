@@ -26,7 +26,7 @@ from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
 from ..rows import MOST_ROWS, TREES, branches_of, size_of_tree
-from ..runner import Pass, Runner, check_branches, in_groups
+from ..runner import Pass, Runner, in_groups
 from .capture import Capture, CapturedFunctions, Work
 from .layer import added, mlp
 
@@ -331,7 +331,6 @@ class GraphRunner(FusedRunner):
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity, graphs.together)
         graphs.reserve(self, capacity)
-        self.exact_tree_rows = 0 if graphs.ops is torch_ops else MOST_ROWS  # torch's attention uses a mask
         self._graphs = graphs
         self._slot: GraphSlot | None = None
 
@@ -346,8 +345,11 @@ class GraphRunner(FusedRunner):
         """`LONGEST` with Triton's kernels, 0 with torch's operations."""
         return 0 if self._graphs.ops is torch_ops else LONGEST
 
+    @property
+    def exact_tree_rows(self) -> int:
+        return 0 if self._graphs.ops is torch_ops else MOST_ROWS  # torch's attention uses a mask
+
     def captured(self, key: object, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See `engines.runner.captured_by`."""
         return self._graphs.functions(key, function)
 
     @torch.inference_mode()
@@ -355,7 +357,7 @@ class GraphRunner(FusedRunner):
         if self._slot is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
             return super().forward(ids, parents)
         if parents is not None:
-            check_branches(self)
+            self.check_branches()
         count = len(ids)
         self.place(count)
         logits, outputs = self._slot.passes.read(self._slot, ids, parents)
