@@ -137,7 +137,8 @@ class FusedRunner(Runner):
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Tensor:
-        self.release()
+        if self._cache:
+            self.release()
         self._cache = self._new_cache()
         return self.logits(self._read(ids)[-1:])
 

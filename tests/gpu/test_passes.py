@@ -146,7 +146,7 @@ def test_captured_heads_draft_the_same(device: torch.device, name: str) -> None:
     shape = ready.head.shape
     states = torch.randn(HEAD_CONTEXT, len(shape.state_layers) * shape.hidden, device=device)
     tokens = torch.randint(shape.vocab_size, (HEAD_CONTEXT,), device=device)
-    both = ready.slots.acquire(ready, HEAD_CONTEXT), kind.passes(ready, 2 * HEAD_CONTEXT)
+    both = ready.slots.acquire(HEAD_CONTEXT), kind.passes(ready, 2 * HEAD_CONTEXT)
     errors = []
     for count, live in HEAD_READS:
         read = slice(live, live + count)

@@ -15,7 +15,7 @@ from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.layout import Router
 from specdemo.engines.linear import Linear, stacked
 from specdemo.engines.rows import branches_of
-from tests.harness.classes import FusedModel, GraphRunner
+from tests.harness.classes import FusedModel
 from tests.harness.doubles import MODEL_VOCAB
 from tests.harness.engines import recorded
 from tests.harness.models import SWITCH, model_of
@@ -34,7 +34,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.inference_mode()
 def test_a_pass_with_experts_is_the_same_operations_whatever_is_chosen(kind: str) -> None:
     graphs = Graphs(FusedModel.of(model_of(kind)), ops, lambda work: work, 1)
-    passes, watched = graphs.acquire(GraphRunner(graphs, 1), 1).passes, []
+    passes, watched = graphs.acquire(1).passes, []
     for length in (0, 40):
         passes.where[0].fill_(length)
         passes.ids.copy_((7 * torch.arange(len(passes.ids)) + length) % MODEL_VOCAB)

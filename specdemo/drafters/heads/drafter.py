@@ -41,6 +41,7 @@ class HeadDrafter(ModelDrafter):
     branches = True
     network: ClassVar[type[Head]]
     passes: ClassVar[type[HeadPasses]]
+    _passes: Any = None  # of the run, an instance of `passes`
 
     def __init__(self, ready: ReadyHead[Any], runner: Runner, rule: Rule) -> None:
         self.ready, self.runner, self.rule = ready, runner, rule
@@ -48,10 +49,12 @@ class HeadDrafter(ModelDrafter):
         self.context = runner.context + drafted  # entries of its cache, with those of a draft
         self._unread: list[States] = []
         self._live = 0  # entries made of the target's states
-        self._passes: Any = None  # of the run, an instance of `passes`
-        if ready.slots:
-            ready.slots.reserve(self, self.context)
         runner.capture_hidden_states(ready.head.shape.state_layers)
+        if ready.slots:
+            self._passes = ready.slots.acquire(self.context)
+
+    def __del__(self) -> None:
+        self.release()  # a run may be dropped before it begins
 
     @property
     def drafts_on(self) -> torch.device:
@@ -101,14 +104,15 @@ class HeadDrafter(ModelDrafter):
     def reset(self, prompt_ids: Sequence[int]) -> None:
         states = self.runner.hidden_states
         assert states is not None, "the prompt has been read"
+        if self._live:  # of another text
+            self.release()
         skipped, self._live = max(0, len(states) - self.ready.head.shape.window), 0
-        self.release()
         # A view would keep those of the whole prompt.
         self._unread = [States.of(states[skipped:].clone() if skipped else states)]
-        if self.ready.slots:
-            self._passes = self.ready.slots.acquire(self, self.context)
-        else:
+        if not self.ready.slots:
             self._passes = self.passes(self.ready, self.context - skipped)
+        elif not self._passes:
+            self._passes = self.ready.slots.acquire(self.context)
 
     @torch.inference_mode()
     def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:

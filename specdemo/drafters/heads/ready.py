@@ -62,7 +62,7 @@ class ReadyHead(Generic[H]):
     have its own instead. If passes are captured, `slots` holds those of the head.
     """
 
-    slots: SlotPool[HeadPasses] | None = None
+    slots: HeadSlots | None = None
 
     def __init__(self, head: H, embedding: Weight, output: Weight) -> None:
         own = None if head.own_embedding is None else head.own_embedding.to(embedding.device, embedding.dtype)
@@ -127,19 +127,7 @@ class ReadyHead(Generic[H]):
 
     def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
         """Capture the passes of one run now, and of further ones when they begin."""
-
-        def new_slot(capacity: int) -> HeadPasses:
-            slot = passes(self, capacity, captured=True)
-
-            def from_the_start(work: Work) -> Work:  # each call of captured passes takes up entries of the cache
-                slot.seek(0)
-                return capture(work)
-
-            slot.capture(from_the_start)
-            slot.functions = CapturedFunctions(capture, *slot.state())  # in the middle of a run, after its entries
-            return slot
-
-        self.slots = SlotPool(1, new_slot)
+        self.slots = HeadSlots(self, passes, capture)
 
 
 class HeadPasses(Slot):
@@ -217,6 +205,25 @@ class HeadPasses(Slot):
             return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
 
         return next_logits
+
+
+class HeadSlots(SlotPool[HeadPasses]):
+    """The captured passes of the runs of a head."""
+
+    def __init__(self, ready: ReadyHead[Any], kind: type[HeadPasses], capture: Capture) -> None:
+        self.ready, self.kind, self.capture = ready, kind, capture
+        super().__init__(1)
+
+    def new_slot(self, capacity: int) -> HeadPasses:
+        slot, capture = self.kind(self.ready, capacity, captured=True), self.capture
+
+        def from_the_start(work: Work) -> Work:  # each call of captured passes takes up entries of the cache
+            slot.seek(0)
+            return capture(work)
+
+        slot.capture(from_the_start)
+        slot.functions = CapturedFunctions(capture, *slot.state())  # in the middle of a run, after its entries
+        return slot
 
 
 class FilledPlaces:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ class Slot:
     capacity: int
 
     def clear(self) -> None:
-        """Forget the run."""
+        """Forget the last run."""
         raise NotImplementedError
 
 
@@ -54,36 +53,18 @@ S = TypeVar("S", bound=Slot)
 
 
 class SlotPool(Generic[S]):
-    """Slots that are captured before their runs begin, and reused.
+    """The free slots. A run has one from when it is made, before a race is timed, until it is released or dropped.
 
-    ========  ============================  ===============================================================
-    state     the slot belongs to           the next state
-    ========  ============================  ===============================================================
-    free      the pool                      `reserve`: reserved; or dropped, where another size needs room
-    reserved  the pool, for a later run     `acquire`: acquired; free, if the run is freed before it began
-    acquired  a run                         `release`: free
-    ========  ============================  ===============================================================
-
-    For each reservation the pool keeps one free slot of its capacity. Runs of the same context have slots of the same
-    capacity, and so the same order of sums.
+    Runs of the same context have slots of the same capacity, and so the same order of sums.
     """
 
-    def __init__(self, count: int, new_slot: Callable[[int], S]) -> None:
-        """Capture `count` slots of `ROOM` tokens now. `new_slot` captures one of a capacity, which takes seconds."""
-        self.new_slot = new_slot
-        self._free = [new_slot(ROOM) for _ in range(count)]
-        self._reserved: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # capacities, by run
+    def __init__(self, count: int) -> None:
+        """Capture `count` slots of `ROOM` tokens now."""
+        self._free = [self.new_slot(ROOM) for _ in range(count)]
 
-    def reserve(self, run: object, context: int) -> None:
-        """Make sure that a run of up to `context` tokens will find a slot. Call this before a race is timed."""
-        capacity = self.capacity_for(context)
-        others = sum(reserved == capacity for other, reserved in self._reserved.items() if other is not run)
-        if others >= sum(slot.capacity == capacity for slot in self._free):
-            # Drop large slots of other sizes. The first ones stay: without a graph CUDA would free the memory pool.
-            self._free = [slot for slot in self._free if slot.capacity in (ROOM, capacity)]
-            tell("capturing the passes for texts of this length")
-            self._free.append(self.new_slot(capacity))
-        self._reserved[run] = capacity
+    def new_slot(self, capacity: int) -> S:
+        """Capture a slot, which takes seconds."""
+        raise NotImplementedError
 
     def capacity_for(self, context: int) -> int:
         """The capacity of the slot for a run of up to `context` tokens: these, rounded up to a multiple of `ROOM`.
@@ -93,17 +74,21 @@ class SlotPool(Generic[S]):
         """
         return round_up(context, max(ROOM, 1 << max(context.bit_length() - 3, 0)))
 
-    def acquire(self, run: object, context: int) -> S:
-        """A slot for a run, which is reserved first if necessary."""
-        self.reserve(run, context)
-        capacity = self._reserved.pop(run)
-        slot = next(slot for slot in self._free if slot.capacity == capacity)
+    def acquire(self, context: int) -> S:
+        """A slot for a run of up to `context` tokens."""
+        capacity = self.capacity_for(context)
+        slot = next((slot for slot in self._free if slot.capacity == capacity), None)
+        if slot is None:
+            # Large slots make room. The first ones stay: without a graph CUDA would free the memory pool.
+            self._free = [slot for slot in self._free if slot.capacity == ROOM]
+            tell("capturing the passes for texts of this length")
+            return self.new_slot(capacity)
         self._free.remove(slot)
+        slot.clear()
         return slot
 
     def release(self, slot: S) -> None:
-        """Take back the slot of a run that has ended."""
-        slot.clear()
+        """Take back the slot of a run. This launches nothing, since a run may be dropped in the middle of a capture."""
         self._free.append(slot)
 
 
@@ -251,21 +236,6 @@ class GraphSlot(Slot):
         self.cache.clear()
 
 
-def new_slot(
-    shared: WeakValueDictionary[int, CapturedPasses],
-    model: FusedModel,
-    ops: ModuleType,
-    capture: Capture,
-    capacity: int,
-) -> GraphSlot:
-    """A slot with the passes that others of its capacity have in `shared`, or that it puts there."""
-    passes = None if ops is torch_ops else shared.get(capacity)
-    if passes:
-        return GraphSlot(passes, Cache(model, capacity), capacity)
-    passes = shared[capacity] = CapturedPasses(model, ops, capture, capacity)
-    return GraphSlot(passes, passes.cache, capacity)
-
-
 class Graphs(SlotPool[GraphSlot]):
     """The captured passes of a model, and the caches of its runs. With torch's operations a captured pass works on one
     cache, so there `SharedPasses` reads sequences together, uncaptured."""
@@ -275,7 +245,17 @@ class Graphs(SlotPool[GraphSlot]):
         self.together = SharedPasses(model) if ops is torch_ops else GraphPasses(model)
         self.functions = CapturedFunctions(capture)
         self._parts: dict[int, Graphs] = {}
-        super().__init__(slots, partial(new_slot, WeakValueDictionary(), model, ops, capture))
+        self._passes: dict[int, CapturedPasses] = {}  # that the slots of a capacity share
+        super().__init__(slots)
+
+    def new_slot(self, capacity: int) -> GraphSlot:
+        self._passes = {size: passes for size, passes in self._passes.items() if size in (ROOM, capacity)}
+        if passes := self._passes.get(capacity):
+            return GraphSlot(passes, Cache(self.model, capacity), capacity)
+        passes = CapturedPasses(self.model, self.ops, self.capture, capacity)
+        if self.ops is not torch_ops:
+            self._passes[capacity] = passes
+        return GraphSlot(passes, passes.cache, capacity)
 
     def capacity_for(self, context: int) -> int:
         """At most as many as its angles are for: a slot has those of its capacity, see `Rope.of_run`."""
@@ -326,18 +306,21 @@ class GraphPasses(SharedPasses):
 
 
 class GraphRunner(FusedRunner):
-    """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
+    """A `FusedRunner` that has a slot and replays the slot's passes."""
+
+    _slot: GraphSlot | None = None
 
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity, graphs.together)
-        graphs.reserve(self, capacity)
         self._graphs = graphs
-        self._slot: GraphSlot | None = None
+        self._slot = graphs.acquire(capacity)
+
+    def __del__(self) -> None:
+        self.release()  # a run may be dropped before it begins
 
     @property
     def slot(self) -> GraphSlot:
-        """Its slot, from the prefill to the release."""
-        assert self._slot is not None, "prefill comes first"
+        assert self._slot is not None, "it was released"
         return self._slot
 
     @property
@@ -354,13 +337,13 @@ class GraphRunner(FusedRunner):
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
-        if self._slot is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
+        if self._cache is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
             return super().forward(ids, parents)
         if parents is not None:
             self.check_branches()
         count = len(ids)
         self.place(count)
-        logits, outputs = self._slot.passes.read(self._slot, ids, parents)
+        logits, outputs = self.slot.passes.read(self.slot, ids, parents)
         self.end(count, hidden_states(outputs, self.captured_layers, self.model.dtype))
         return logits[:count].clone()
 
@@ -387,5 +370,5 @@ class GraphRunner(FusedRunner):
             self._slot = None
 
     def _new_cache(self) -> Cache:
-        self._slot = self._graphs.acquire(self, self.context)
+        self._slot = self._slot or self._graphs.acquire(self.context)
         return self._slot.cache
