@@ -204,7 +204,7 @@ class Forced(Match):
 
 def passes_apart(on: Gpu, graphs: Graphs) -> None:
     """The operations of a pass, each by itself in all layers: where the time goes, and which fails."""
-    for functions in dict.fromkeys((ops_for(graphs.model), ops)):
+    for functions in dict.fromkeys((ops_for(graphs.model.width, graphs.model.embedding.device), ops)):
         for count in (1, 6, MAX_K + 1):
             name, tokens = name_of(functions), f"T = {count}"
             with on.trying(f"parts of a pass, {name}, {tokens}"):

@@ -100,7 +100,8 @@ def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
 
     Unlike `choose.captured` it raises where the fastest functions fail.
     """
-    return Graphs(model, functions or ops_for(model), capture_for(model.embedding.device), 1)
+    device = model.embedding.device
+    return Graphs(model, functions or ops_for(model.width, device), capture_for(device), 1)
 
 
 def capture_for(device: torch.device) -> Capture:

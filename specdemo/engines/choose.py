@@ -16,14 +16,14 @@ from ..system.hardware import compute_dtype, free_memory, unquantized
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
-from .families import Scales, fits_float16, head_width, is_hybrid, knows, mixtures
+from .families import Scales, fits_float16, head_width, inner_sizes, is_hybrid, knows
 from .fused import FusedRunner, SharedPasses
 from .gpu.capture import Capture, CudaCapture
 from .gpu.graph import GraphRunner, Graphs
 from .layout import FusedModel
 from .linear import can_pack
 from .named_weights import Weights
-from .native import NativeRunner, native_model
+from .native import NativeModel, NativeRunner
 from .runner import Runner
 
 if TYPE_CHECKING:
@@ -36,34 +36,73 @@ SHARE = 0.8  # the most of the free main memory that weights may take
 OLDEST = (8, 0)  # the lowest compute capability that Triton's kernels run on
 
 
+def engine_of(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> str:
+    """The engine of a model whose weights are stored as `dtype` on a device. This stands before there are weights.
+
+    ========  =========================================================================================
+    eager     the model is not one that `families.knows`, or lies on another device than those below
+    graph     on a GPU: its passes are captured when it is loaded
+    native    on a CPU where `native.c` can be compiled for these weights, if their sizes are whole blocks
+    fused     on any other CPU
+    ========  =========================================================================================
+    """
+    if not knows(config) or device.type not in ("cpu", "cuda"):
+        return "eager"
+    if device.type == "cuda":
+        return "graph"
+    library = library_for(unquantized(dtype))
+    whole = library and library.has_blocks_for(head_width(config), inner_sizes(config))
+    return "native" if whole else "fused"
+
+
+def is_exact(engine: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether rows will be exact (`Runner.exact_rows`). This stands before there are weights, too."""
+    if engine == "graph":
+        return ops_for(head_width(config), device) is not ops
+    packed = compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
+    return engine == "native" or (engine == "fused" and packed and not Scales.of(config).score_cap)
+
+
 def runner_maker(
     model: PreTrainedModel, slots: int = 1, eager: bool = False, dtype: torch.dtype | None = None
 ) -> tuple[str, MakeRunner]:
-    """The name of the fastest engine for a model here, and a function that makes a runner.
+    """The name of the engine for a model in memory, and a function that makes a runner.
 
-    ========  =========================================================================================
-    eager     the model is not one that `families.knows`, lies on several devices, or `eager` asks for it;
-              on a CPU also if memory has no room for a second copy of the weights
-    graph     on a GPU: the passes are captured now, for `slots` runs at a time
-    native    on a CPU where `native.c` can be compiled for these weights
-    fused     on any other CPU
-    ========  =========================================================================================
+    A model that lies on several devices is eager, and on a CPU one that memory has no room for a second time.
 
     Args:
+        slots: on a GPU, for how many runs at a time passes are captured now.
         eager: run transformers' own forward.
         dtype: the type to store the weights in, if the model has another.
     """
-    weights = list(model.parameters())
-    on_one_device = {weight.device for weight in weights} == {model.device} and model.device.type != "meta"
-    if not eager and knows(model.config) and on_one_device:
-        if model.device.type == "cuda":
-            return _on_gpu(FusedModel.of(model), slots)
-        if has_room_for(sum(weight.numel() for weight in weights) * (dtype or model.dtype).itemsize):
-            return _on_cpu(FusedModel.of(model, dtype))
+    stored, weights = dtype or model.dtype, list(model.parameters())
+    engine = "eager" if eager else engine_of(model.config, stored, model.device)
+    on_one_device = {weight.device for weight in weights} == {model.device}
+    size = sum(weight.numel() for weight in weights) * stored.itemsize
+    if engine != "eager" and on_one_device and (engine == "graph" or has_room_for(size)):
+        return engine, _runners(engine, FusedModel.of(model, dtype), slots)
     from .eager import EagerRunner  # late: these bring in transformers' models
     from .hybrid import HybridRunner
 
     return "eager", partial(HybridRunner if is_hybrid(model.config) else EagerRunner, model)
+
+
+def runner_of_weights(
+    config: PreTrainedConfig, weights: Weights, device: torch.device, slots: int = 1
+) -> tuple[str, MakeRunner]:
+    """`runner_maker` for weights without a transformers model, of a configuration that `knows` accepts."""
+    model = FusedModel.of_weights(config, weights)
+    engine = engine_of(config, model.embedding.dtype, device)
+    return engine, _runners(engine, model, slots)
+
+
+def _runners(engine: str, model: FusedModel, slots: int) -> MakeRunner:
+    """What makes the runners of an engine other than eager."""
+    if engine == "graph":
+        return _on_gpu(model, slots)
+    if engine == "native":
+        return partial(NativeRunner, NativeModel(model))
+    return partial(FusedRunner, model, together=SharedPasses(model))
 
 
 def dtype_in_range(dtype: torch.dtype, configs: Iterable[PreTrainedConfig]) -> torch.dtype:
@@ -71,31 +110,9 @@ def dtype_in_range(dtype: torch.dtype, configs: Iterable[PreTrainedConfig]) -> t
     return dtype if dtype != torch.float16 or all(map(fits_float16, configs)) else torch.float32
 
 
-def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> tuple[str, bool]:
-    """The engine that a model will get, by its configuration alone, and whether its rows are exact to the bit.
-
-    This assumes that there is memory for it, and on a GPU a compiler for Triton's kernels.
-    """
-    if not knows(config) or device.type == "mps":
-        return "eager", False
-    width = head_width(config.get_text_config())
-    if device.type == "cuda":
-        from .gpu import kernels
-
-        capable = find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= OLDEST
-        return "graph", capable and kernels.usable(width)
-    library = library_for(unquantized(dtype))
-    inner = [config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size]
-    inner += [of_layer.inner for of_layer in mixtures(config)]
-    if library and width % (2 * library.step) == 0 and all(size % library.step == 0 for size in inner):
-        return "native", True
-    packed = compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
-    return "fused", packed and not Scales.of(config).score_cap
-
-
 def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
     """The captured passes of a model, with the fastest operations that run here."""
-    fastest = ops_for(model)
+    fastest = ops_for(model.width, model.embedding.device)
     try:
         return Graphs(model, fastest, capture, slots)
     except torch.OutOfMemoryError:
@@ -107,15 +124,7 @@ def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
     return Graphs(model, ops, capture, slots)
 
 
-def runner_of_weights(
-    config: PreTrainedConfig, weights: Weights, device: torch.device, slots: int = 1
-) -> tuple[str, MakeRunner]:
-    """`runner_maker` for weights without a transformers model, of a configuration that `knows` accepts."""
-    model = FusedModel.of_weights(config, weights)
-    return _on_gpu(model, slots) if device.type == "cuda" else _on_cpu(model)
-
-
-def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
+def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
     tell("compiling the kernels for this GPU and capturing the passes")
     device = model.embedding.device
     graphs = captured(model, CudaCapture(device), slots)
@@ -132,24 +141,16 @@ def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
     warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)
     warm_up.release()
-    return "graph", make
+    return make
 
 
-def _on_cpu(model: FusedModel) -> tuple[str, MakeRunner]:
-    """`native` where `native.c` can be compiled for these weights, else `fused`."""
-    native = native_model(model)
-    if native:
-        return "native", partial(NativeRunner, native)
-    return "fused", partial(FusedRunner, model, together=SharedPasses(model))
-
-
-def ops_for(model: FusedModel) -> ModuleType:
-    """The module with the operations of a captured pass: `kernels` (Triton), or `ops` (torch) if Triton cannot run."""
-    device = model.embedding.device
+def ops_for(width: int, device: torch.device) -> ModuleType:
+    """The module with the operations of a captured pass of a model with attention heads of this width: `kernels`
+    (Triton), or `ops` (torch) if Triton cannot run."""
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from .gpu import kernels
 
-        if kernels.usable(model.width) and can_build(kernels.probe, device):
+        if kernels.usable(width) and can_build(kernels.probe, device):
             return kernels
     return ops
 

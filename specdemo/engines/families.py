@@ -149,6 +149,14 @@ def mixtures(config: PreTrainedConfig) -> set[Mixture]:
     return {found for layer in range(config.num_hidden_layers) if (found := mixture(config, layer)) is not None}
 
 
+def inner_sizes(config: PreTrainedConfig) -> set[int]:
+    """How many numbers the products of its layers read, of a model that `knows` accepts."""
+    plain = config.n_inner or 4 * config.hidden_size if config.model_type == "gpt2" else config.intermediate_size
+    layers = [mixture(config, layer) for layer in range(config.num_hidden_layers)]
+    of_mlps = {plain if layer is None else layer.inner for layer in layers}
+    return {config.hidden_size, config.num_attention_heads * head_width(config), *of_mlps}
+
+
 def knows(config: PreTrainedConfig) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import byref, c_long, c_uint64, c_void_p, pointer
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -85,7 +84,7 @@ class NativeLayers:
         bidirectional: bool = False,
         normed: bool = False,
     ) -> None:
-        """The library must have packed all weights, see `can_run`.
+        """The library must have packed all weights, and all layers have the same attention and activation.
 
         Args:
             scales: None for those of Llama.
@@ -93,18 +92,21 @@ class NativeLayers:
             bidirectional: the tokens of a pass see each other, and the window before the pass.
             normed: the inputs of each layer are normed already, so its attention norm is left out.
         """
-        out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
-        assert qkv.sizes[:2] == (heads + 2 * kv_heads, width), "the parts of qkv are heads"
         assert kv_heads > 0, "C divides by them"
         assert heads % kv_heads == 0, "heads share keys evenly"
-        assert out.sizes[2] == heads * width, "it reads all heads"
+        assert len({layer.activate for layer in layers}) == 1, "C asks the first layer"
         products = [_packed(one) for layer in layers for one in layer.products]
-        assert len({one.library.dtype for one in products}) == 1, "all are packed for the same type, see `can_run`"
+        assert len({one.library.dtype for one in products}) == 1, "all are packed for the same type"
         self.library = max((one.library for one in products), key=lambda library: library.quantized)
-        self.hidden = out.shape[0]
+        self.hidden = _packed(layers[0].out).shape[0]
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
+        assert width % (2 * self.library.step) == 0, "half a head is whole blocks"
         self._takes_second_input = second_input_norm is not None
-        assert qkv.sizes[2] == self.hidden * (1 + self._takes_second_input), "it reads what the layers write"
+        for layer in layers:
+            out, qkv = _packed(layer.out), _packed(layer.qkv)
+            assert qkv.sizes[:2] == (heads + 2 * kv_heads, width), "the parts of qkv are heads"
+            assert qkv.sizes[2] == self.hidden * (1 + self._takes_second_input), "it reads what the layers write"
+            assert out.sizes[1:] == (self.hidden, heads * width), "it reads all heads"
         self._held: list[Tensor | PackedLinear] = []  # the structures hold their addresses
         described = [self._layer(layer, second_input_norm, normed) for layer in layers]
         self._layers = (library.Layer * self.depth)(*described)
@@ -123,6 +125,12 @@ class NativeLayers:
         assert layer.window >= 0, "C would look for keys behind the cache"
         ends = {(_packed(up).sizes[2], _packed(down).sizes[1]) for up, down in layer.mlps}
         assert ends == {(self.hidden, self.hidden)}, "an MLP reads and writes the residual stream"
+        between = {(*_packed(up).sizes[:2], _packed(down).sizes[2]) for up, down in layer.mlps}
+        assert len(between) == 1, "experts are alike"
+        parts, *inner = between.pop()
+        assert parts == (1 if layer.activate is gelu else 2), "there is a gate or none"
+        assert len({*inner}) == 1, "down reads what gate and up write"
+        assert layer.router is None or 0 < layer.router.used <= len(layer.mlps), "C would look for other experts"
         router, up, down = layer.router, self.products(layer.up), self.products(layer.down)
         return library.Layer(
             *map(self.norm, norms),
@@ -187,28 +195,6 @@ class NativeLayers:
         )
         check_room(done)
         return read.value
-
-
-def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
-    """Whether the library can run these layers, and has packed all their weights.
-
-    Their attention and activations are the same. `Linear.of` needs the right `parts`: heads for qkv; gate and up.
-    """
-    products = [head, *chain(*(layer.products for layer in layers))]
-    if not all(isinstance(one.multiply, PackedLinear) for one in products):
-        return False
-    if len({_packed(one).library.dtype for one in products}) > 1:  # of quantized weights it is that of the others
-        return False
-    sizes = {(_packed(layer.qkv).sizes, _packed(layer.out).sizes) for layer in layers}
-    activations = {layer.activate for layer in layers}
-    if len(sizes) > 1 or len(activations) > 1:
-        return False
-    ((_, head_width, _), _), gated = sizes.pop(), activations != {gelu}
-    mlps = [{(_packed(up).sizes, _packed(down).sizes) for up, down in layer.mlps} for layer in layers]
-    divided = all(up[:2] == (2 if gated else 1, down[2]) for of_layer in mlps for up, down in of_layer)
-    chosen = all(layer.router is None or 0 < layer.router.used <= len(layer.mlps) for layer in layers)
-    alike = chosen and max(map(len, mlps)) == 1  # the experts of a layer
-    return divided and alike and head_width == width and width % (2 * _packed(head).library.step) == 0
 
 
 def _packed(product: Linear) -> PackedLinear:
@@ -291,11 +277,6 @@ class NativeModel(SharedPasses):
             self._passes[len(x)] += 1
             self._read[len(x)] += read
         return outputs
-
-
-def native_model(model: FusedModel) -> NativeModel | None:
-    """The model for the C library; None if the library cannot run it."""
-    return NativeModel(model) if can_run(model.layers, model.head, model.width) else None
 
 
 class NativeRunner(FusedRunner):

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
-from ..engines.choose import dtype_in_range, expected_engine
+from ..engines.choose import dtype_in_range, engine_of, is_exact
 from ..engines.families import FAMILIES, is_hybrid
 from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
@@ -232,7 +232,7 @@ def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described
 
 def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
     config, header, told = model.config, model.header, model.told
-    engine, exact = expected_engine(config, dtype, device)
+    engine = engine_of(config, dtype, device)
     computed = compute_dtype(dtype, device)
     skip_layers = (preset.skip_layers or 0) if model.source is preset.target else 0
     part = ModelPart(str(model.source), config, computed if engine == "eager" else dtype, skip_layers)
@@ -249,7 +249,7 @@ def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype
         weights=weights,
         caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
-        exact=exact,
+        exact=is_exact(engine, config, dtype, device),
         licence=told.licence,
         gated=told.gated,
         vocabulary=model.vocabulary,

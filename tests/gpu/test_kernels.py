@@ -49,7 +49,7 @@ WIDE, LONG = 8250, 5000  # a product's rows and a cache's capacity for which the
 
 def fastest(device: torch.device) -> ModuleType:
     """The operations that captured passes are made of on this device."""
-    return models.ops_for(FusedModel.of(tiny("qwen3", device)))
+    return models.ops_for(FusedModel.of(tiny("qwen3", device)).width, device)
 
 
 @pytest.mark.gpu

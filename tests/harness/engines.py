@@ -32,7 +32,7 @@ from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import Work
 from specdemo.engines.gpu.graph import Graphs
-from specdemo.engines.native import NativeRunner, native_model
+from specdemo.engines.native import NativeModel, NativeRunner
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
 
 from .doubles import MODEL_VOCAB
@@ -95,10 +95,9 @@ def cpu_engine(dtype: torch.dtype) -> str:
 
 def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | None = None) -> NativeRunner:
     """A runner by the library of `native.c`; skips the test where that cannot be had."""
-    native = native_model(FusedModel.of(model, dtype))
-    if native is None:
+    if library_for(dtype or model.dtype) is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
-    return NativeRunner(native, capacity)
+    return NativeRunner(NativeModel(FusedModel.of(model, dtype)), capacity)
 
 
 ENGINES = ("eager", "fused", "native", "graph")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +221,9 @@ def choose_engine(engine: str, patch: pytest.MonkeyPatch, dtype: torch.dtype = t
         patch.setattr(linear.Linear, "of", lambda weight, bias, parts=1: linear.Linear.unpacked(weight, bias))
         patch.setattr(graph, "ROOM", 128)  # tokens of a slot; fewer take less time
         patch.setattr(choose, "CudaCapture", lambda device: recorded)
-        patch.setattr(choose, "_on_cpu", partial(choose._on_gpu, slots=1))
+        real = choose._on_gpu
+        patch.setattr(choose, "_on_gpu", lambda model, slots: real(model, 1))
+        patch.setattr(choose, "engine_of", lambda *_: engine)
 
 
 def run_by(

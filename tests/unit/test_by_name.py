@@ -82,7 +82,7 @@ def test_a_draft_model_is_told_of_the_device_that_it_gets(
 ) -> None:
     monkeypatch.setattr(reporting, "choose_devices", lambda asked: (torch.device("cuda"), torch.device("cpu")))
     monkeypatch.setattr(reporting, "check_dtype", lambda dtype, device: None)
-    monkeypatch.setattr(reporting, "expected_engine", lambda config, dtype, device: (f"on {device}", False))
+    monkeypatch.setattr(reporting, "engine_of", lambda config, dtype, device: f"on {device}")
     told = report_on(preset_of(str(folders["llama"]), str(folders["llama"])), "float32", "cuda,cpu").models
     assert [model.engine for model in told] == ["on cuda", "on cpu"]
 

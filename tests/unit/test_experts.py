@@ -21,7 +21,6 @@ from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
-from specdemo.engines.native import can_run
 from specdemo.engines.quantized import widened
 from specdemo.engines.runner import Wanted, read_together
 from specdemo.models.loaded import load
@@ -75,17 +74,6 @@ def test_the_first_of_equally_likely_experts_are_chosen_and_none_twice(monkeypat
     layer.gate.weight.fill_(torch.nan)
     wrong = run_by("native", model, monkeypatch)(80).prefill(list(range(1, 60)))
     assert wrong.isnan().all()
-
-
-def test_layers_with_odd_experts_run_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner: Any = run_by("native", model_of("mixtral"), monkeypatch)(8)
-    model = runner.model
-    first, (up, *_) = model.layers[0], model.layers[0].up
-    assert first.router is not None
-    more = replace(first, router=replace(first.router, used=7))  # than there are
-    for odd in (more, replace(first, up=first.down), replace(first, up=(up, first.down[0], *first.up[2:]))):
-        assert not can_run([odd], model.head, model.width)
-    assert can_run([first], model.head, model.width)
 
 
 # Files ------------------------------------------------------------------------------------------------------------

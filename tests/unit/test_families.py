@@ -11,10 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdemo.engines.choose import expected_engine, runner_maker
+from specdemo.engines.choose import engine_of, is_exact, runner_maker
 from specdemo.engines.families import FAMILIES
 from specdemo.engines.ropes import rotation_bytes
+from specdemo.models.weight_types import check_dtype, check_quantizes
 from specdemo.models.weights import shapes
+from specdemo.system.hardware import QUANTIZED
+from specdemo.types import BadInput
 from tests.harness import models
 from tests.harness.models import choose_engine, config_of, model_of, run_by
 
@@ -26,16 +29,28 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return model_of(request.param)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_report_says_of_a_family_in_bfloat16_what_its_runner_does(
-    model: PreTrainedModel, compiled: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.qint8, torch.quint4x2])
+@pytest.mark.parametrize("name", models.MODELS)
+def test_the_engine_that_is_expected_is_the_one_that_loads(
+    name: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By family and type. It is decided before there are weights, as is whether rows are exact."""
+    config, device = config_of(name), torch.device("cpu")
+    try:
+        check_quantizes(config, dtype)
+        check_dtype(dtype, device)
+    except BadInput:
+        return
     if not compiled:
+        if dtype in QUANTIZED.values():
+            return
         choose_engine("fused", monkeypatch)
-    engine, make = runner_maker(model, dtype=torch.bfloat16)
-    told = expected_engine(model.config, torch.bfloat16, torch.device("cpu"))
-    assert told == (engine, make(8).exact_rows > 0)
+    expected = engine_of(config, dtype, device)
+    engine, make = runner_maker(model_of(name), dtype=dtype)
+    assert engine == expected
+    assert (make(8).exact_rows > 0) == is_exact(expected, config, dtype, device)
 
 
 @torch.inference_mode()
@@ -75,8 +90,7 @@ def test_the_weights_of_a_file_are_those_of_transformers(model: PreTrainedModel)
 
 def test_every_family_has_an_engine_and_a_line_in_the_docs() -> None:
     for name in models.FAMILIES:
-        told = expected_engine(config_of(name), torch.float32, torch.device("cpu"))
-        assert told in {("native", True), ("fused", False)}
+        assert engine_of(config_of(name), torch.float32, torch.device("cpu")) in {"native", "fused"}
     lines = re.findall(r"^\| (`.*`) \| native or fused \| (.*) \|$", HOW_IT_WORKS.read_text(encoding="utf-8"), re.M)
     assert all(on_gpu.startswith("graph") for _, on_gpu in lines)
     assert {kind for kinds, _ in lines for kind in re.findall(r"`(\w+)`", kinds)} == {*FAMILIES, "gpt2"}

@@ -569,7 +569,7 @@ def test_only_a_gpu_captures() -> None:
     model = tiny_model("llama")
     assert runner_maker(model)[0] == cpu_engine(model.dtype)
     assert runner_maker(model, eager=True)[0] == "eager"
-    assert ops_for(FusedModel.of(model)) is ops
+    assert ops_for(64, model.device) is ops
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -595,8 +595,7 @@ def test_kernels_that_cannot_be_built_are_done_without(
 
     monkeypatch.setattr(torch.cuda, "device", choose_device)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(shape))
-    model: Any = SimpleNamespace(embedding=SimpleNamespace(device=device), width=64)
-    assert ops_for(model) is (ops if broken else kernels)
+    assert ops_for(64, cast(Any, device)) is (ops if broken else kernels)
     assert ("Failed to find C compiler" in caplog.text) == broken
 
 
@@ -607,7 +606,7 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
         raise RuntimeError("out of resource: shared memory")
 
     kernels = SimpleNamespace(**{**vars(ops), "product": product})
-    monkeypatch.setattr(choose, "ops_for", lambda model: kernels)
+    monkeypatch.setattr(choose, "ops_for", lambda *_: kernels)
     graphs = choose.captured(FusedModel.of(tiny_model("llama")), recorded, 1)
     assert graphs.ops is ops
     assert "out of resource" in caplog.text

@@ -256,11 +256,12 @@ def on_graphs(
 ) -> None:
     """As on a GPU. What the weights are laid out to is seen, too."""
 
-    def make(model: FusedModel) -> tuple[str, Any]:
+    def make(model: FusedModel, slots: int) -> Any:
         seen.extend(weakref.ref(weight) for weight in (widened(model.embedding), model.norm.weight))
-        return "graph", partial(GraphRunner, Graphs(model, ops, capture, 2))
+        return partial(GraphRunner, Graphs(model, ops, capture, 2))
 
-    monkeypatch.setattr(choose, "_on_cpu", make)
+    monkeypatch.setattr(choose, "engine_of", lambda *_: "graph")
+    monkeypatch.setattr(choose, "_on_gpu", make)
 
 
 @pytest.mark.sampled(3)

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from specdemo.engines.cpu import library
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.system import compiled
 from specdemo.system.hardware import compute_dtype
-from tests.harness.classes import FusedModel
 from tests.harness.doubles import MODEL_VOCAB
 from tests.harness.engines import native_runner, tiny_model
 from tests.harness.models import model_of
@@ -181,17 +179,6 @@ def test_a_pass_beyond_the_cache_is_refused():
         runner.forward([1] * 53)
 
 
-def test_layers_that_it_does_not_know_run_by_torch():
-    model = native_runner(tiny_model("llama"), 8).model
-    first, *others = model.layers
-    for odd in (replace(first, activate=torch.relu), replace(first, up=first.down), replace(first, qkv=others[0].out)):
-        assert native.native_model(replace(model, layers=(odd, *others))) is None
-    undivided = linear.Linear.of(torch.zeros(native._packed(first.qkv).shape), None)
-    for odd in (replace(first, activate=linear.gelu), replace(first, qkv=undivided)):
-        assert native.native_model(replace(model, layers=(odd,))) is None
-    assert native.native_model(replace(model, layers=(first,))) is not None
-
-
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
 def test_what_is_no_number_stays_none(bits, rounding):
     bias = torch.tensor([bits - (1 << 32) if bits >> 31 else bits], dtype=torch.int32).view(torch.float32)
@@ -328,15 +315,6 @@ def test_its_threads_are_torchs_own():
     assert len({line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line or "/libomp" in line}) == 1
 
 
-def test_weights_that_were_packed_for_two_libraries_run_by_torch():
-    """Each library has a layout of its own."""
-    model, other = (FusedModel.of(tiny_model("llama"), dtype) for dtype in (torch.float32, torch.float16))
-    native_runner(tiny_model("llama"), 16)
-    assert native.native_model(model) is not None
-    mixed = replace(model.layers[0], down=other.layers[0].down)
-    assert native.native_model(replace(model, layers=(mixed, *model.layers[1:]))) is None
-
-
 def test_a_shape_that_it_does_not_know_runs_by_torch(rounding):
     config = AutoConfig.for_model(
         "llama", hidden_size=33, num_attention_heads=1, num_key_value_heads=1, head_dim=8, intermediate_size=7
@@ -358,4 +336,3 @@ def test_a_product_multiplies_by_the_library_where_it_can(monkeypatch):
     torch.testing.assert_close(by_library(x), by_torch(x))
     torch.testing.assert_close(by_library(x), F.linear(x, weight))
     assert math.isclose(float(by_library(x)[0, 0]), float(x[0] @ weight[0]), abs_tol=1e-4)
-    assert native.native_model(FusedModel.of(tiny_model("llama"))) is None

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...engines.cpu.library import PackedLinear
 from ...engines.layout import Layer, Linear, swiglu
-from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, Rows, can_run
+from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, Rows
 from ...engines.ropes import Rope
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
@@ -238,7 +239,9 @@ def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dt
         )
         for layer, window in zip(head.decoder_layers(), shape.windows, strict=False)
     ]
-    if not can_run(layers, output, shape.width):
+    products = [output, *(product for layer in layers for product in layer.products)]
+    libraries = [one.multiply.library for one in products if isinstance(one.multiply, PackedLinear)]
+    if len(libraries) < len(products) or not libraries[0].has_blocks_for(shape.width, ()):
         return None
     second_norm = next(map(step, head.decoder_layers()[0].input_norms()[1:]), None)
     made = partial(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -105,6 +105,10 @@ class Library:
         functions.pack_columns.restype = None
         sizes = (c_int.in_dll(functions, name).value for name in ("columns", "step", "paired"))
         return cls(functions, dtype, quantized, *sizes)
+
+    def has_blocks_for(self, width: int, inner: Iterable[int]) -> bool:
+        """Whether layers can be run whose heads have this width and whose products read so many numbers."""
+        return width % (2 * self.step) == 0 and all(size % self.step == 0 for size in inner)
 
     def packed(self, weight: Tensor) -> Tensor:
         """Pack a weight: [outer, inner] -> [outer / columns, inner / step, columns, step].
