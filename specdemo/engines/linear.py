@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..system.hardware import compute_dtype, cpu_widens_weights
-from .cpu.library import PackedLinear, library_for
+from .cpu.library import Library, PackedLinear, library_for
 from .quantized import Quantized, Weight
 
 Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], row by row
@@ -68,55 +68,68 @@ class Linear:
 
     @classmethod
     def of(cls, weight: Weight | Sequence[Weight], bias: Tensor | None, parts: int = 1) -> Linear:
-        """Store a weight [out, in] such that products with a few rows are fast here.
+        """Store a weight [out, in] such that products with a few rows are fast here, in the first way that can be had.
 
-        The first line that applies decides. A weight is large if it has at least `LEAST_PACKED` numbers.
+        ==========  ==================================  ====================  =================
+        stored by   which weights                       needs                 as
+        ==========  ==================================  ====================  =================
+        in_blocks   of any size, quantized too          gcc, AVX2 or AVX-512  blocks of columns
+        in_halves   large, widened, in float16's range  FBGEMM                packed float16
+        by_onednn   large                               oneDNN                packed
+        in_columns  small, float32, wide                nothing               columns
+        unpacked    any other, and all on a GPU         nothing               it is
+        ==========  ==================================  ====================  =================
 
-        ============================  ========================  ===========================  =====================
-        device and weight             needs                     stored as                    multiplied by
-        ============================  ========================  ===========================  =====================
-        CPU                           gcc, AVX2 or AVX-512      blocks of columns            `native.c`
-        CPU, large, widened           FBGEMM                    float16, packed              FBGEMM
-        CPU, large                    oneDNN                    packed for oneDNN            oneDNN
-        CPU, small, float32, wide     nothing                   columns, each in one piece   torch
-        any other, and on a GPU       nothing                   as it is                     torch
-        ============================  ========================  ===========================  =====================
-
-        FBGEMM and oneDNN also multiply by unpacked weights, but then they pack them in every call, which takes as long
-        as the product itself. A weight is widened if its inputs have more bits (`compute_dtype`). If neither of the
-        first two lines applies to such a weight, it becomes float32 and the later lines decide. The second does not
-        apply to bfloat16 beyond the range of float16; numbers below that range change by less than 2**-25.
+        A weight is large if it has at least `LEAST_PACKED` numbers, and widened if its inputs have more bits
+        (`compute_dtype`). If neither of the first two applies to one that is widened, it becomes float32.
 
         Args:
-            weight: one or, if one of them is quantized, several with whole parts each; only `native.c` has these.
+            weight: one or, if one of them is quantized, several with whole parts each; only `in_blocks` has these.
             parts: the number of groups of outputs of the same size, such as heads.
         """
         if not isinstance(weight, Tensor):
             weights = [weight] if isinstance(weight, Quantized) else weight
             library = library_for(weights[0].dtype, quantized=True)
             assert library is not None, "checked when the type was chosen"
-            return cls(None, bias, PackedLinear(library, weights, bias, parts))
+            return cls.in_blocks(library, weights, bias, parts)
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
         library = library_for(weight.dtype) if on_cpu else None
         if library and inner % library.step == 0:
-            return cls(None, bias, PackedLinear(library, weight.detach(), bias, parts))
+            return cls.in_blocks(library, [weight.detach()], bias, parts)
         computed = compute_dtype(weight.dtype, weight.device)
         large = on_cpu and weight.numel() >= LEAST_PACKED.get(computed, math.inf)
         if large and is_widened(weight) and cpu_widens_weights() and weight.half().isfinite().all():
-            halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
-            multiply_halves = torch.ops.quantized.linear_dynamic_fp16
-            return cls(None, bias, lambda x: multiply_halves(x, halves))
+            return cls.in_halves(weight, bias)
         weight = upcast(weight)
         if large and can_pack(weight.dtype):
-            # What torch.compile calls for a frozen linear layer; there is no public name for it.
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-            multiply = torch.ops.mkldnn._linear_pointwise
-            return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
-        if on_cpu and weight.dtype == torch.float32 and not large and outer >= inner:
-            # For a few rows of input this is up to twice as fast as with contiguous rows of the weight.
-            columns = weight.T.contiguous().T
-            return cls(None, bias, lambda x: F.linear(x, columns, bias))
-        return cls.unpacked(weight, bias)
+            return cls.by_onednn(weight, bias)
+        small = on_cpu and weight.dtype == torch.float32 and not large
+        return cls.in_columns(weight, bias) if small and outer >= inner else cls.unpacked(weight, bias)
+
+    @classmethod
+    def in_blocks(cls, library: Library, weights: Sequence[Weight], bias: Tensor | None, parts: int) -> Linear:
+        return cls(None, bias, PackedLinear(library, weights, bias, parts))
+
+    @classmethod
+    def in_halves(cls, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Torch multiplies by unpacked weights of 16 bits, too, but packs them in every call, which takes as long as
+        the product itself. Numbers below float16's range change by less than 2**-25."""
+        halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+        multiply = torch.ops.quantized.linear_dynamic_fp16
+        return cls(None, bias, lambda x: multiply(x, halves))
+
+    @classmethod
+    def by_onednn(cls, weight: Tensor, bias: Tensor | None) -> Linear:
+        """What torch.compile calls for a frozen linear layer; there is no public name for it."""
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
+
+    @classmethod
+    def in_columns(cls, weight: Tensor, bias: Tensor | None) -> Linear:
+        """For a few rows of input this is up to twice as fast as with contiguous rows of the weight."""
+        columns = weight.T.contiguous().T
+        return cls(None, bias, lambda x: F.linear(x, columns, bias))
 
     @classmethod
     def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Linear:

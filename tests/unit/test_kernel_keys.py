@@ -63,7 +63,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> dict[str, Keys]:
             monkeypatch.setattr(module, name, found[name])
     monkeypatch.setattr(Linear, "of", lambda weight, bias, parts=1: Linear.unpacked(weight, bias))  # as on a GPU
     monkeypatch.setattr(products, "starts_early", lambda device: True)
-    monkeypatch.setattr(choose, "ops_for", lambda model: kernels)
+    monkeypatch.setattr(choose, "ops_for", lambda *_: kernels)
     monkeypatch.setattr(choose, "CudaCapture", lambda device: recorded)
     return found
 
