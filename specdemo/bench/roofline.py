@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ..engines.choose import MakeRunner, runner_maker
 from ..engines.eager import EagerRunner
-from ..engines.fused import FusedRunner
 from ..engines.memory_rate import Stream
 from ..engines.runner import Runner
 from ..models.loaded import Loaded
@@ -43,12 +40,8 @@ def against_memory(seconds: float, size: int | None, rate: float) -> Row:
 
 
 def engines(loaded: Loaded) -> dict[str, MakeRunner]:
-    """The preset's engine and transformers' own forward; with `fused` also a variant that is not bit-exact."""
-    makers = {loaded.engine: loaded.target_runner}
-    if loaded.engine == "fused":
-        runner: Any = loaded.target_runner(1)
-        makers["not bit-exact"] = partial(FusedRunner, replace(runner.model, bit_exact=False))
-    return {**makers, "eager": partial(EagerRunner, loaded.model)}
+    """The preset's engine and transformers' own forward."""
+    return {loaded.engine: loaded.target_runner, "eager": partial(EagerRunner, loaded.model)}
 
 
 def passes(

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ..system.hardware import compute_dtype, free_memory, unquantized
 from ..system.progress import tell
@@ -111,7 +110,10 @@ def dtype_in_range(dtype: torch.dtype, configs: Iterable[PreTrainedConfig]) -> t
 
 
 def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
-    """The captured passes of a model, with the fastest operations that run here."""
+    """The captured passes of a model, with the fastest operations that run here.
+
+    Only a capture tells: Triton needs a C compiler and Python's headers, which small containers lack.
+    """
     fastest = ops_for(model.width, model.embedding.device)
     try:
         return Graphs(model, fastest, capture, slots)
@@ -146,24 +148,13 @@ def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
 
 def ops_for(width: int, device: torch.device) -> ModuleType:
     """The module with the operations of a captured pass of a model with attention heads of this width: `kernels`
-    (Triton), or `ops` (torch) if Triton cannot run."""
+    (Triton), or `ops` (torch) where those cannot run."""
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from .gpu import kernels
 
-        if kernels.usable(width) and can_build(kernels.probe, device):
+        if kernels.usable(width):
             return kernels
     return ops
-
-
-def can_build(kernel: Callable[[Tensor], Tensor], device: torch.device) -> bool:
-    """Whether Triton can build a kernel. It needs a C compiler and Python's headers, which small containers lack."""
-    try:
-        with torch.cuda.device(device):  # Triton launches on the current one
-            kernel(torch.zeros(1, 16, device=device))
-    except Exception:  # any error, since torch's operations can replace the kernels
-        log.warning("Triton cannot build its kernels: torch's own operations run instead.", exc_info=True)
-        return False
-    return True
 
 
 def has_room_for(size: int) -> bool:

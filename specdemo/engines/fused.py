@@ -307,8 +307,8 @@ class FusedRunner(Runner):
 
     def _mask(self, rows: Rows, dtype: torch.dtype, window: int) -> Tensor:
         """0 where a grouped query sees a key, minus infinity elsewhere, [group * T, keys], both sizes padded."""
-        group, exact = self.model.heads // self.model.kv_heads, self.model.bit_exact
-        (start, end), keys = (rows.start, rows.end), padded(rows.end) if exact else rows.end
+        group = self.model.heads // self.model.kv_heads
+        start, end, keys = rows.start, rows.end, padded(rows.end)
         if rows.parents is None:
             mask = torch.full((rows.count, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
         else:
@@ -319,7 +319,7 @@ class FusedRunner(Runner):
                 positions[start:] = start + to_device(depths_of(rows.parents), self.device)
             mask[:, :end].masked_fill_(positions <= positions[start:, None] - window, -torch.inf)
         in_last = group * len(mask) % QUERIES_AT_ONCE
-        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last and exact else 0))
+        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last else 0))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

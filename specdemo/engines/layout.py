@@ -104,8 +104,7 @@ class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
     Positions enter in one of two ways: `positions` [context, hidden] are added to the embeddings (GPT-2), or queries
-    and keys are rotated (`ropes`). With `bit_exact`, passes are padded as `fused` describes. The model computes in
-    `dtype`; its weights may be stored in a smaller type.
+    and keys are rotated (`ropes`). The model computes in `dtype`; its weights may be stored in a smaller type.
     """
 
     layers: tuple[Layer, ...]
@@ -119,7 +118,6 @@ class FusedModel:
     kv_heads: int
     width: int
     scales: Scales
-    bit_exact: bool = True
     dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,7 +151,7 @@ class FusedModel:
     def least_rows(self) -> int:
         """The fewest rows of a pass. A shorter one is padded with copies of its last row."""
         packed = self.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
-        return LEAST_ROWS if packed and self.bit_exact else 1
+        return LEAST_ROWS if packed else 1
 
     @property
     def exact_products(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,15 +185,6 @@ def test_a_prompt_is_read_the_same_where_attention_takes_no_groups(architecture,
     shared = fused.model.heads > fused.model.kv_heads
     assert set(asked) == {(grouped, not (grouped and shared))}
     torch.testing.assert_close(fused.forward([1, 2]), eager.forward([1, 2]))
-
-
-@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="such weights are widened here")
-@pytest.mark.parametrize("bit_exact", [True, False])
-def test_a_layout_that_is_not_bit_exact_fills_up_and_pads_nothing(bit_exact):
-    model = replace(FusedModel.of(copy.deepcopy(tiny_model("llama")).bfloat16()), bit_exact=bit_exact)
-    runner = FusedRunner(model, 64)
-    mask = runner._mask(Rows(Cache(model, 64), 10, 1, None), torch.bfloat16, 0)
-    assert (model.least_rows, mask.shape) == ((4, (4, 32)) if bit_exact else (1, (model.heads // model.kv_heads, 11)))
 
 
 def test_products_that_are_not_packed_are_not_exact(monkeypatch):

@@ -28,7 +28,7 @@ from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.peagle import PEagle
 from specdemo.drafters.heads.ready import LayeredPasses
 from specdemo.drafters.names import DRAFTERS
-from specdemo.engines import choose, gpu, linear, ops
+from specdemo.engines import choose, linear, ops
 from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions, CudaCapture, Work
@@ -570,33 +570,6 @@ def test_only_a_gpu_captures() -> None:
     assert runner_maker(model)[0] == cpu_engine(model.dtype)
     assert runner_maker(model, eager=True)[0] == "eager"
     assert ops_for(64, model.device) is ops
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_kernels_that_cannot_be_built_are_done_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
-) -> None:
-    def probe(x: Tensor) -> Tensor:
-        assert current == [device]  # of several GPUs Triton would take the first
-        if broken:
-            raise RuntimeError("Failed to find C compiler.")
-        return x
-
-    kernels = SimpleNamespace(usable=lambda width: True, probe=probe)
-    monkeypatch.setattr(gpu, "kernels", kernels, raising=False)
-    monkeypatch.setattr(choose, "find_spec", lambda name: name == "triton")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    device = SimpleNamespace(type="cuda")
-    current: list[Any] = []
-
-    def choose_device(device: Any) -> Any:
-        current.append(device)
-        return nullcontext()
-
-    monkeypatch.setattr(torch.cuda, "device", choose_device)
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(shape))
-    assert ops_for(64, cast(Any, device)) is (ops if broken else kernels)
-    assert ("Failed to find C compiler" in caplog.text) == broken
 
 
 def test_where_the_kernels_fail_torchs_own_operations_run(

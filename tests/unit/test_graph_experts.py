@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from specdemo.engines import choose, ops
+from specdemo.engines import ops
 from specdemo.engines.choose import engine_of, is_exact
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import Graphs
@@ -75,7 +75,6 @@ def test_a_slot_has_the_angles_of_each_run_that_it_serves() -> None:
 def test_a_gpu_captures_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the report and the badge say."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(choose, "can_build", lambda kernel, device: True)
     config = deepcopy(model_of(kind).config)
     config.head_dim = 64
     asked = config, torch.bfloat16, torch.device("cuda")

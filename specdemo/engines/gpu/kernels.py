@@ -24,10 +24,10 @@ from triton.language.extra import cuda
 from .. import ops
 from ..linear import Norm
 from ..rows import MOST_ROWS
-from .products import NARROW, ROWS, _wait, chosen_product, launched_on, plus, probe, product
+from .products import NARROW, ROWS, _wait, chosen_product, launched_on, plus, product
 from .routing import choose
 
-__all__ = ["attend", "choose", "chosen_product", "placed", "plus", "probe", "product", "usable", "write_kv"]
+__all__ = ["attend", "choose", "chosen_product", "placed", "plus", "product", "usable", "write_kv"]
 
 KEY_BYTES, WIDE = 256, 128  # bytes of a column of the keys that a program reads at a time, of heads up to this width,
 WIDE_KEY_BYTES = 64  # and of wider ones, of which shared memory holds fewer: Triton copies them three steps ahead

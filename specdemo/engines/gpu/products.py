@@ -35,11 +35,6 @@ def launched_on(device: torch.device) -> dict[str, Any]:
     return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
-def probe(x: Tensor) -> Tensor:
-    """A small kernel for x [1, 16], which tells whether Triton can build one."""
-    return product(Linear.unpacked(x.new_ones(16, 16), None), x)
-
-
 def product(
     step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None, gated: bool = False
 ) -> Tensor:
