@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..decoding.costs import CostModel, measure_passes
+from ..decoding.costs import CostModel
 from ..decoding.loop import rule_for
+from ..decoding.measuring import measure_passes
 from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
@@ -69,7 +70,7 @@ def made_pair(on: Gpu) -> None:
     costs = None
     every = [replace(settings, k=k) for k in (0, *on.sizes.ks)]
     with on.trying("the costs for K = auto"):
-        costs = CostModel(measure_passes(GraphRunner(pair.graphs, MAX_K + 2), rule_for(settings), MAX_K))
+        costs = CostModel(measure_passes(GraphRunner(pair.graphs, MAX_K + 2), rule_for(settings)))
         every.append(replace(settings, k=AUTO))
     for asked in [*every, *(replace(settings, k=nodes, tree=True) for nodes in on.sizes.trees)]:
         size = f"{'a tree of' if asked.tree else 'K ='} {asked.k}"

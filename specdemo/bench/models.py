@@ -13,6 +13,7 @@ from torch.nn import ModuleList
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
+from ..decoding.adaptive_k import DraftLengthController
 from ..decoding.batch import decode
 from ..decoding.costs import CostModel
 from ..decoding.drafter import Drafter
@@ -33,7 +34,7 @@ from ..engines.layout import FusedModel
 from ..engines.named_weights import embeddings
 from ..engines.rows import MOST_ROWS
 from ..system.hardware import compute_dtype
-from ..types import Settings
+from ..types import AUTO, Settings
 
 WITH_HEADS: dict[str, type[HeadDrafter]] = {"eagle": Eagle, "block": Block}
 DRAFT_VOCAB = 8192  # tokens, as many as the largest shipped head knows
@@ -138,7 +139,8 @@ class Pair:
         """A run with that drafter, by default the draft model."""
         capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if settings.tree else 0), rule_for(settings)
         runner, drafter = GraphRunner(self.graphs, capacity), drafter or self.drafter(capacity, rule)
-        return decode(Decoding(runner, drafter, prompt, rule, costs=costs))
+        chooser = DraftLengthController(costs, settings.tree) if costs and settings.k == AUTO else None
+        return decode(Decoding(runner, drafter, prompt, rule, costs=costs, chooser=chooser))
 
 
 def random_head(kind: type[HeadDrafter], target: PreTrainedModel, capture: Capture | None = None) -> ReadyHead[Any]:

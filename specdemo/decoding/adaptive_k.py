@@ -1,4 +1,18 @@
-"""How many tokens to draft next: a fixed K, or K = auto, which chooses the form and length of the highest rate.
+"""K = auto: before each round it chooses how many tokens are drafted, and whether as a tree.
+
+**The estimate.** A draft of one drafter has two forms, a chain and a tree. For each form `best_length` finds the K of
+the highest rate, in tokens per second, and the rate of no draft is known as well. This takes the cost of a pass by its
+rows, the cost of a draft by its length, and the chance that a guess passes by its position.
+
+**What does not pay is tried again** when it has rested for as many rounds as its last draft lost tokens, divided by
+`PROBING`. Lost is what such a draft is expected to lose to the best choice, and if none of its guesses passed, what its
+drafter had to read because it had missed it. So tries take that share of the time, however dear they are. The best form
+loses nothing and does not rest, and what nobody has tried has no rest to wait for. Readers who share passes share the
+rest, so they try together, and each of them counts its rounds.
+
+**What is learnt.** From each draft: what it cost, and which guesses passed. From each pass: what it cost. `CostModel`
+keeps this for later runs. What must be known before the first run is measured by `measuring`: passes of a few lengths,
+and short runs with a fixed K.
 
 Under the match rule the text does not depend on K, so K may depend on everything: earlier rounds and runs, the clock,
 and the draft itself. Under rejection sampling a choice that depends on drawn tokens would change the distribution, so
@@ -7,21 +21,16 @@ auto needs the match rule above temperature 0.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
-from itertools import repeat
-from math import inf
+from collections.abc import Sequence
 
 from ..types import DraftOutcome
+from .chooser import Form
 from .costs import CostModel, DraftPlan, DraftStats
 from .drafter import Drafter
 from .events import Round
 
-PROBING = 0.0125  # share of the time that may be lost by trying kinds of drafts that did not pay before
+PROBING = 0.0125  # share of the time that may be lost by trying forms that did not pay before
 FEW_MISSED = 8  # to read so few tokens that were written since its last draft is part of a draft's own cost
-Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 
 
 def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool, readers: int = 1) -> DraftPlan:
@@ -45,144 +54,87 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
     rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
     # A guess that is less likely to pass than this costs more than it brings. A parallel draft has paid for it already.
     least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - passes[1]) / k
-    return DraftPlan(rate, cost, k, tree, stop_below=least, readers=readers)
-
-
-@dataclass
-class Readers:
-    """The prompts that are decoded at once, and share their passes. Each has a controller of its own.
-
-    Where no draft pays, it is known how many rounds go by before the next try. Until then all readers rest: none of
-    them looks which source would draft and whether that is due, which takes them longer than anything else but passes.
-    """
-
-    count: int = 1
-    rest: float = 0.0  # rounds that are left
-    _waits: list[float] = field(default_factory=list)
-
-    def wait(self, rounds: float) -> None:
-        """One of them drafts nothing for so many rounds of them all. When each has said so, they rest."""
-        if self.rest >= 1:  # it has come while the others rest
-            self.rest = min(self.rest, rounds)
-            return
-        self._waits.append(rounds)
-        if len(self._waits) == self.count:
-            self.rest, self._waits = min(self._waits), []
-
-    def wake(self) -> None:
-        self.rest, self._waits = 0.0, []
+    return DraftPlan(rate, cost, k, tree, least)
 
 
 class DraftLengthController:
-    """Chooses the K of every round of one run, and whether its draft is a tree, from what each source has shown."""
+    """Chooses the form of every draft of one run, from what the drafts of this run and earlier ones have shown."""
 
-    source: Drafter  # for which K was chosen last
-    branches = False  # whether its draft is a tree
+    def __init__(self, costs: CostModel, tree: bool = False) -> None:
+        """With `tree` drafts may be trees. Readers who share passes share `costs`."""
+        self.costs, self.tree, self.readers = costs, tree, 0
+        self._forms = dict[str, list[DraftStats]]()  # by drafter, what is known of its chains, and of its trees
+        self._read = dict[str, int]()  # by drafter that drafted in this run, the tokens that the text had then
+        self._drafted: tuple[Drafter, bool, bool]  # the last one, whether a tree, and whether it had missed text
 
-    def __init__(
-        self,
-        k: int | str | Iterable[Form],
-        costs: CostModel | None,
-        prompt_tokens: int = 1,
-        tree: bool = False,
-        readers: Readers | None = None,
-    ) -> None:
-        """`k` is AUTO, a fixed K, or the form of each round's draft. AUTO needs `costs`, which learn from every round.
-        With `tree` a fixed K drafts trees, and AUTO may. Several `readers` learn together.
-        """
-        self.costs, self.tokens, self.tree, self.readers = costs, prompt_tokens, tree, readers or Readers()
-        self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
-        self._known = dict[str, int]()  # by drafter that drafted in this run, the tokens that the text had then
-        self._missed = 0  # tokens before the last round's that the source had not read when it drafted
-        known = costs.drafts if costs else defaultdict[tuple[str, bool], DraftStats](DraftStats)
-        self._drafts = known if self.readers.count > 1 else deepcopy(known)  # lanes side by side learn apart
-        self._asked = list[DraftStats]()  # those of the source for which K was chosen last
-
-    def choose(self, most: int, last: Round | None, drafter: Drafter, context: Sequence[int] = ()) -> int:
-        """How many tokens follow `context` in the next draft, after the `last` round of this run; `branches` says in
-        which form. A path has room for `most` tokens.
-        """
-        if self.costs and last:
-            self._learn(self.costs, last)
-        read, self.tokens = self.tokens, self.tokens + (len(last.emitted) if last else 0)
-        if self._given is None and self._asked and self.readers.rest >= 1:
-            self.readers.rest -= 1
-            for stats in self._asked:
-                stats.idle += 1
-            return 0
-        self.source = source = drafter.draft_source(context)
-        self._missed = self._missed_by(source, read)
-        if self._given is not None:
-            k, self.branches = next(self._given)
-            k = k if self.branches and most else min(k, most)
-        else:
-            assert self.costs is not None, "K = auto needs costs"
-            k = self._choose(self.costs, most, drafter, read) if most else 0
+    def choose(self, most: int, last: Round | None, drafter: Drafter, ids: Sequence[int], readers: int = 1) -> Form:
+        if last and last.k:
+            self._learn(last)
+        if readers != self.readers:
+            self._begin(drafter.sources, readers)
+        source, k, tree = self._pick(most, drafter, ids)
         if k:
-            self._known[source.name] = self.tokens
-        return k
+            self._drafted = source, tree, len(ids) - self._read.get(source.name, 0) > FEW_MISSED
+            self._read[source.name] = len(ids)
+        return k, tree
 
-    def _missed_by(self, source: Drafter, read: int) -> int:
-        """How many of the `read` tokens a draft of this source would read besides its usual work."""
-        missed, first = read - self._known.get(source.name, 0), source.name not in self._known
-        return missed if first or missed > FEW_MISSED else 0
+    def _begin(self, sources: Sequence[Drafter], readers: int) -> None:
+        """From now on share passes with so many readers in all."""
+        self.readers, drafts = readers, self.costs.drafts
+        trees = (False, True) if self.tree and self.costs.most_k(readers) > 1 else (False,)
+        for source in sources:
+            forms = self._forms[source.name] = [drafts[source.name, tree] for tree in trees]
+            for tree, stats in zip(trees, forms, strict=True):
+                stats.plan = best_length(self.costs, stats, source, tree, readers)
+            self._let_rest(forms)
 
-    def _choose(self, costs: CostModel, most: int, drafter: Drafter, read: int) -> int:
-        """The K of the highest rate; 0 if drafting does not pay, except for a try now and then."""
-        source = self.source
-        self._asked = [self._drafts[source.name, tree] for tree in self._forms(costs, most)]
-        for tree, stats in enumerate(self._asked):
-            costs.drafts[source.name, bool(tree)] = stats
-            stats.idle += 1
-        for plan, wait in self._waits(costs, most, source, read):
-            if wait < 0:
-                stats = self._asked[plan.tree]
-                if stats.idle == inf:  # what none has tried yet is tried by one
-                    stats.idle = 0.0
-                self.branches, source.stop_below = plan.tree, plan.stop_below
-                return min(plan.k, most)
-        waits = [self._waits(costs, most, each, read) for each in drafter.sources]
-        self.readers.wait(min(wait for each in waits for _, wait in each))
-        return 0
-
-    def _waits(self, costs: CostModel, most: int, source: Drafter, read: int) -> list[tuple[DraftPlan, float]]:
-        """The best draft of each form, the worst first, and how many rounds go by before it is due; below 0 it is now.
-
-        It is due if it pays best, and else when what a try loses is a small share of all rounds since the last one. All
-        readers try it in the same round, where a draft costs each of them what it would if all went on with it.
+    def _pick(self, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, int, bool]:
+        """The drafter, the K and the form of the next draft: of those that do not rest the worst, so that the best
+        goes on when the others have been tried.
         """
-        readers, plans = self.readers.count, list[DraftPlan]()
-        for tree in self._forms(costs, most):
-            stats = self._drafts[source.name, tree]
-            if stats.plan is None or stats.plan.readers != readers:
-                stats.plan = best_length(costs, stats, source, tree, readers)
-            plans.append(stats.plan)
-        alone = costs.passes[readers] / readers
-        rate = max(1 / alone, max(plans).rate)
-        reading = costs.reading[source.name] * self._missed_by(source, read)
-        saved = most * (alone - 1 / rate)  # if the rest of the text goes on at this rate
-        extra = max(reading - saved, 0.0) / alone  # of the loss, in tokens; it grows with the text
-        losses = [(plan, plan.cost * (rate - plan.rate) + extra) for plan in sorted(plans)]
-        due = len(plans) * readers / PROBING
-        return [(plan, loss * due - self._drafts[source.name, plan.tree].idle) for plan, loss in losses]
+        resting = True
+        for forms in self._forms.values():
+            for stats in forms:
+                stats.rest -= 1
+                resting = resting and stats.rest > 0
+        if resting or not most:  # to look which of them would draft takes longer than all this
+            return drafter, 0, False
+        source = drafter.draft_source(ids)
+        due = [stats for stats in self._forms[source.name] if stats.rest <= 0]
+        if not due:
+            return source, 0, False
+        stats = min(due, key=lambda stats: stats.plan)
+        if not stats.timed:  # unless it promises to pay, one of the readers tries it first
+            stats.rest = self.readers
+        source.stop_below = stats.plan.stop_below
+        return source, min(stats.plan.k, most), stats.plan.tree
 
-    def _forms(self, costs: CostModel, most: int) -> Sequence[bool]:
-        """Whether a draft of up to `most` tokens is a tree: what it may be."""
-        return (False, True) if self.tree and min(most, costs.most_k(self.readers.count)) > 1 else (False,)
+    def _let_rest(self, forms: Sequence[DraftStats], tried: DraftStats | None = None, reading: float = 0.0) -> None:
+        """Let the form that was tried rest for what it lost, of which `reading` is the cost of what its drafter had
+        missed. The best form of this drafter does not rest, if it pays.
+        """
+        alone = self.costs.passes[self.readers] / self.readers
+        rate = max(1 / alone, *(stats.plan.rate for stats in forms))
+        rounds = len(forms) * self.readers / PROBING  # for each token lost, since all readers try all forms
+        for stats in forms:
+            lost = stats.plan.cost * (rate - stats.plan.rate)
+            if not lost:
+                stats.rest = min(stats.rest, 0.0)
+            elif stats is tried:
+                stats.rest = (lost + reading * rate) * rounds
 
-    def _learn(self, costs: CostModel, last: Round) -> None:
+    def _learn(self, last: Round) -> None:
         """Learn what the draft of the last round cost, and what became of it."""
-        outcomes, source = [token.outcome for token in last.drafted], self.source
-        if not last.k:
-            return
-        self.readers.wake()
-        stats = costs.drafts[source.name, self.branches] = self._drafts[source.name, self.branches]
+        (source, tree, missed), costs = self._drafted, self.costs
+        stats, outcomes = costs.drafts[source.name, tree], [token.outcome for token in last.drafted]
         steps, (constant, each) = source.steps(len(outcomes)), stats.line()
-        cost, usual = last.draft_seconds / costs.baseline_seconds, constant + each * steps
-        if not self._missed or cost <= usual:
+        cost = last.draft_seconds / costs.baseline_seconds
+        reading = max(cost - constant - each * steps, 0.0) if missed else 0.0
+        if not reading:
             stats.learn_cost(steps, cost)
-        else:  # it also read the prompt, or what was written since its last draft
-            costs.reading[source.name] = (cost - usual) / self._missed
-        stats.learn(outcomes, last.k, self.branches)
+        stats.learn(outcomes, last.k or 0, tree)
+        stats.plan = best_length(costs, stats, source, tree, self.readers)
+        # If a guess passed, the drafter may go on, and what it read was not in vain.
+        self._let_rest(self._forms[source.name], stats, reading if len(last.emitted) == 1 else 0.0)
         if outcomes:
             costs.first_guesses[source.name, outcomes[0] is DraftOutcome.ACCEPTED] += 1

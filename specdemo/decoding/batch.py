@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..engines.runner import Pass, Wanted, read_together
 from ..system.progress import Stopped
-from .adaptive_k import Readers
 from .events import Event, Round
 from .loop import Decoding
 
@@ -60,7 +59,7 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
 
     The seconds of an event are those of its decoding's own work, and of each pass its share by rows.
     """
-    coming, going, readers = enumerate(decodings), dict[int, _Going](), Readers(at_once)
+    coming, going, readers = enumerate(decodings), dict[int, _Going](), at_once
     try:
         while True:
             going = {index: one for index, one in going.items() if one.wanted}
@@ -70,11 +69,11 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
                 yield from going[index].go_on()
             if not going:
                 return
-            if readers.count != len(going):
-                readers.count = len(going)
-                readers.wake()
+            readers = len(going)
+            for one in going.values():
+                one.decoding.readers = readers
             for group in _groups(going.values()):
-                yield from _read(group, readers.count)
+                yield from _read(group, readers)
     finally:
         for one in going.values():
             one.steps.close()

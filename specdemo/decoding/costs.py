@@ -6,30 +6,21 @@ runs between two passes is plain Python: the processor's caches are cold then, a
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from ..engines.runner import Runner
-from ..system.progress import check_stopped
-from ..types import MAX_K, Draft, DraftOutcome
-from .rule import Rule
+from ..types import MAX_K, DraftOutcome
 
 FORGET = 0.95  # a draft's weight is multiplied by this when one more is made
 PRIOR_TESTS = 2.0  # the weight of a position's prior, in tests
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` and the share of readers who draft do
 OUTLIER = 1.5  # a pass slower than this many times the usual time counts as this slow
-CALIBRATION_SECONDS = 0.6
-MEASURED_TOKENS = 64  # the most of a pass that several readers share, unless these are two for each
-LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # the passes that a calibration measures, up to the largest that auto uses
 
 
 class CostModel:
@@ -45,9 +36,8 @@ class CostModel:
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
         self.drafting = 1.0  # share of the readers of a pass who draft, if any does
         self.drafts = defaultdict[tuple[str, bool], DraftStats](DraftStats)  # by (drafter, whether they are trees)
-        self.reading = defaultdict[str, float](float)  # by drafter, the extra cost of a draft per token that it missed
         self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
-        self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
+        self.tried = set[tuple[str, bool]]()  # what `measuring.try_out` has measured: (drafter, whether trees too)
 
     def most_k(self, readers: int = 1) -> int:
         """The largest K that auto picks for each of several readers: a pass over it was measured."""
@@ -75,52 +65,22 @@ class CostModel:
             self.baseline_seconds *= slower**DRIFT
 
 
-@torch.inference_mode()
-def measure_passes(runner: Runner, rule: Rule, most_k: int, readers: int = 1) -> dict[int, float]:
-    """The seconds of the passes that auto uses, verification included, by the number of tokens read.
-
-    With several readers they are those of as many tokens for each, up to `MEASURED_TOKENS` in all or two for each, and
-    those of a round in which a quarter or half of them draft a token.
-
-    Raises:
-        Stopped: the person who waits for it has stopped it.
-    """
-    each = [min(tokens, most_k + 1) for tokens in LENGTHS if tokens * readers <= MEASURED_TOKENS or tokens <= 2]
-    some = {readers + readers // part for part in (4, 2)} if readers > 1 else set[int]()
-    seconds = dict.fromkeys(sorted({1, *some, *(readers * tokens for tokens in each)}), inf)
-    try:
-        runner.prefill([0])
-        end = time.perf_counter() + CALIBRATION_SECONDS
-        # The first pass of a length also sets up its kernels.
-        while inf in seconds.values() or time.perf_counter() < end:
-            for tokens, least in seconds.items():
-                check_stopped()
-                began = time.perf_counter()
-                rule.verify(runner.forward([0] * tokens), Draft([0] * (tokens - 1)), position=1)
-                seconds[tokens] = min(least, time.perf_counter() - began)
-                runner.rollback(1)
-    finally:
-        runner.release()
-    return seconds
-
-
 class DraftPlan(NamedTuple):
-    """The best draft of one kind, and what a round with it is expected to do."""
+    """The best draft of one form, and what a round with it is expected to do."""
 
     rate: float  # tokens in the time of a pass over one token
     cost: float  # of the round
     k: int
     tree: bool
     stop_below: float  # see `Drafter.stop_below`
-    readers: int = 1  # that share each pass
 
 
 @dataclass
 class DraftStats:
-    """What a kind of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less."""
+    """What a form of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less."""
 
-    idle: float = inf  # rounds since the last draft, in this run and earlier ones
-    plan: DraftPlan | None = None  # the best such draft; None if it must be computed again
+    plan: DraftPlan = field(init=False)  # the best such draft
+    rest: float = 0.0  # rounds until it is tried, in this run and later ones; 0 or less if it is now
     timed: int = 0  # drafts whose cost was learnt; a line takes two
     sums: Sequence[float] = (0.0,) * 5  # of 1, x, y, x x and x y, for drafts of x steps that cost y
     tested: Sequence[float] = (0.0,) * MAX_K  # by position, drafts with a guess there and none rejected before it
@@ -146,7 +106,6 @@ class DraftStats:
         """Learn from a tested draft of at most `asked` tokens. The positions of a tree are the ranks of its tokens, the
         best first, and all of them count as tested.
         """
-        self.idle, self.plan = 0.0, None
         passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
         if passes:
             tests = asked if tree else min(sum(passes) + 1, len(passes))

@@ -6,8 +6,8 @@ The words are those of `Rule`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from ..types import (
     FinishReason,
     Settings,
 )
-from .adaptive_k import DraftLengthController, Readers
 from .answer import Answer, row_parents
+from .chooser import Chooser, fixed
 from .costs import CostModel
 from .drafter import Drafter
 from .events import Distributions, Event, Finished, Prefilled, Round
@@ -66,9 +66,9 @@ class Decoding:
 
     Attributes:
         rule: of this run, see `rule_for`; `drafter` draws with the same object.
-        costs: learn from every round; K = auto needs them.
-        ks: the K of each round and whether its draft is a tree, as recorded in a trace, instead of the K of `settings`.
-        readers: the prompts that are decoded at once, see `batch.decode_batch`.
+        costs: learn from every pass.
+        chooser: of the draft of each round; without one all have the K of `settings`.
+        readers: how many prompts are decoded at once, see `batch.decode_batch`.
         distributions: whether its rounds come with what they were drawn from.
         waited: seconds of its time in which others went on.
     """
@@ -80,8 +80,8 @@ class Decoding:
     eos_ids: frozenset[int] = frozenset()
     stop: Stop = lambda ids: False
     costs: CostModel | None = None
-    ks: Iterable[tuple[int, bool]] | None = None
-    readers: Readers = field(default_factory=Readers)
+    chooser: Chooser | None = None
+    readers: int = 1
     distributions: bool = False
     waited: float = 0.0
 
@@ -98,9 +98,8 @@ class Decoding:
             if not prompt_ids:
                 raise BadInput("The prompt is empty.")
             check_room(len(prompt_ids), settings, runner.context)
-            given = settings.k if self.ks is None else self.ks
-            drafter.reads_alone = self.readers.count == 1
-            control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree, self.readers)
+            drafter.reads_alone = self.readers == 1
+            chooser = self.chooser or fixed(settings)
 
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]
@@ -118,10 +117,10 @@ class Decoding:
                 drafting_on, waited = drafter.drafts_on or runner.device, self._away()
                 began, drafts_from = self._clock(), timestamp(drafting_on)
                 most = settings.max_new_tokens - len(written) - 1  # a round emits up to k + 1
-                k = control.choose(most, last, drafter, ids)
+                k, tree = chooser.choose(most, last, drafter, ids, self.readers)
                 draft = Draft()
                 if k:
-                    draft = yield from drafter.drafting(ids, k, most if control.branches else None)
+                    draft = yield from drafter.drafting(ids, k, most if tree else None)
                 drafted, waited = timestamp(drafting_on), self._away() - waited
 
                 # Pass: the target reads the pending token and the draft.
@@ -157,7 +156,7 @@ class Decoding:
         Where passes are exact up to fewer rows than a piece has, pieces would change the last bits of its states.
         """
         runner = self.runner
-        pieces = self.readers.count > 1 and runner.together and not 0 < runner.exact_rows < PIECE
+        pieces = self.readers > 1 and runner.together and not 0 < runner.exact_rows < PIECE
         size = PIECE if pieces else len(self.prompt_ids)
         states: list[Tensor] = []
         for begin in range(0, len(self.prompt_ids), size):

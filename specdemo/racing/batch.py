@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..decoding.batch import Failed, decode_batch
+from ..decoding.chooser import Given
 from ..decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
 from ..decoding.loop import Decoding, rule_for
 from ..models.loaded import Loaded
@@ -100,7 +101,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
             drafter = asked.lanes[name].drafter
             settings = replace(asked.settings, max_new_tokens=max(tokens, 1))
             settings, ks = race.recorded_settings(events, drafter, settings)
-            yield decoding_of(loaded, drafter, prompt, rule_for(settings), None, ks)
+            yield decoding_of(loaded, drafter, prompt, rule_for(settings), None, Given(ks))
 
     runs = [decode_batch(decodings(lanes), len(prompts)) for lanes in (asked.pairs.values(), asked.pairs)]
     yield from entries_of(loaded, asked, prompts, runs)

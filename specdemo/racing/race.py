@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Any
 
 from ..decoding import noise
+from ..decoding.adaptive_k import DraftLengthController
 from ..decoding.batch import decode
-from ..decoding.costs import CostModel, measure_passes
+from ..decoding.chooser import Chooser, Form, Given
+from ..decoding.costs import CostModel
 from ..decoding.events import Event, Prefilled, Round, emitted_tokens
 from ..decoding.loop import Decoding, check_room, rule_for
+from ..decoding.measuring import measure_passes, try_out
 from ..decoding.rule import Rule
 from ..decoding.walk import branches
 from ..drafters.ahead import DraftingAhead
@@ -22,7 +24,7 @@ from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
-from ..system.progress import check_stopped, tell
+from ..system.progress import tell
 from ..types import AUTO, MAX_K, MAX_NODES, REJECTION, BadInput, Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
 from .compare import first_difference, is_comparable
@@ -30,10 +32,8 @@ from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
 from .trace import GONE, Entry, environment_of, request_of
 
-TRIED = (1, False), (4, False), (2, True), (8, True)  # the runs of `try_out`: K, and whether they draft trees
-TRIED_TOKENS = 32  # of the prompts and texts of these runs
-TRIED_DRAFTS = 16  # by a published head: enough to find one that is wired wrongly, see `summary.head_doubt`
-TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # of each run; and of a pass above which there are no runs
+TRIED_TOKENS = 32  # of the prompts and texts of the runs by which a drafter is tried out
+TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired wrongly, see `summary.head_doubt`
 
 
 def check_drafter(loaded: Loaded, drafter: str) -> None:
@@ -104,7 +104,7 @@ def start(
     With `distributions` its rounds come with what they were drawn from.
 
     `loaded.costs` learns from the run, for later runs of the same kind. What auto needs to know before it begins is
-    measured first: passes by `costs_of`, drafts by `try_out`.
+    measured first, see `decoding.measuring`.
 
     Raises:
         BadInput: no such drafter, prompt and new tokens exceed the context, or K = auto with rejection sampling.
@@ -117,7 +117,14 @@ def start(
         settings = replace(settings, k=0)
     costs = costs_of(loaded, settings)
     if costs and settings.k == AUTO and (drafter, settings.tree) not in costs.tried:
-        try_out(loaded, drafter, prompt_ids, settings, costs)
+        limit = min(drafter_class(drafter).context_limit(loaded.parts) or loaded.context, loaded.context)
+        tried = prompt_ids[-TRIED_TOKENS:]
+        short = replace(settings, max_new_tokens=min(TRIED_TOKENS, limit - len(tried)), stop=(), ahead=0)
+
+        def run(k: int, tree: bool) -> Decoding:
+            return decoding_of(loaded, drafter, tried, rule_for(replace(short, k=k, tree=tree)), costs)
+
+        try_out(costs, drafter, settings.tree, run, TRIED_DRAFTS if drafter in loaded.head_formats else 0)
     decoding = decoding_of(loaded, drafter, prompt_ids, rule or rule_for(settings), costs)
     decoding.distributions = distributions
     return decode(decoding)
@@ -129,10 +136,14 @@ def decoding_of(
     prompt_ids: Sequence[int],
     rule: Rule,
     costs: CostModel | None,
-    ks: Iterable[tuple[int, bool]] | None = None,
+    chooser: Chooser | None = None,
 ) -> Decoding:
     """What decodes a prompt by the loaded target with a drafter by name; `none` drafts nothing at any K."""
-    ks = repeat((0, False)) if drafter == "none" else ks
+    if drafter == "none":
+        chooser = Given(repeat((0, False)))
+    elif chooser is None and rule.settings.k == AUTO:
+        assert costs, "K = auto needs costs"
+        chooser = DraftLengthController(costs, rule.settings.tree)
     branching = rule.settings.tree and drafter != "none"
     nodes = MAX_NODES if branching else 0  # room for branches that are not kept
     rule.constraint = loaded.constraint(rule.settings.grammar) if rule.settings.grammar else None
@@ -145,7 +156,7 @@ def decoding_of(
     if rule.constraint and drafter != "none":
         proposing = ForcedFirst(rule.constraint, proposing)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
-    return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
+    return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, chooser)
 
 
 def costs_of(loaded: Loaded, settings: Settings, readers: int = 1) -> CostModel | None:
@@ -159,34 +170,8 @@ def costs_of(loaded: Loaded, settings: Settings, readers: int = 1) -> CostModel 
     if settings.k == AUTO and kind not in loaded.costs:
         tell("measuring the cost of a pass")
         runner = loaded.target_runner((MAX_K + 1) * readers + 1)
-        most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
-        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k, readers))
+        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), readers))
     return loaded.costs.get(kind)
-
-
-def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, costs: CostModel) -> None:
-    """Let `costs` learn what short and longer drafts cost before K = auto needs it, by a short run with each.
-
-    If passes are slow this is left out: reading the prompts alone would keep people waiting.
-    """
-    if costs.baseline_seconds <= SLOW_PASS:
-        tell(f"measuring the cost of drafts by {drafter}")
-        drafts = TRIED_DRAFTS if drafter in loaded.head_formats else 0
-        prompt_ids = prompt_ids[-TRIED_TOKENS:]
-        limit = drafter_class(drafter).context_limit(loaded.parts) or loaded.context
-        new_tokens = min(TRIED_TOKENS, min(limit, loaded.context) - len(prompt_ids))
-        for k, tree in TRIED[: 4 if settings.tree else 2]:
-            short = replace(settings, k=k, tree=tree, max_new_tokens=new_tokens, stop=(), ahead=0)
-            run = decode(decoding_of(loaded, drafter, prompt_ids, rule_for(short), costs))
-            with closing(run) as events:  # type: ignore[type-var]
-                next(events)  # the prefill; the first draft reads the prompt as well
-                end = time.perf_counter() + TRYING_SECONDS
-                for _ in events:
-                    check_stopped()
-                    firsts = costs.first_guesses
-                    if time.perf_counter() > end and firsts[drafter, True] + firsts[drafter, False] >= drafts:
-                        break
-    costs.tried.add((drafter, settings.tree))
 
 
 def race(
@@ -244,7 +229,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
             settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(asked.settings))
-            decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, ks)
+            decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, Given(ks))
             decoding.distributions = name != PLAIN
             runs[name] = _first(len(events), decode(decoding))
     yield from race_lanes(lanes_of(loaded, prompt_ids, runs), asked.isolated)
@@ -283,9 +268,7 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
     return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
 
 
-def recorded_settings(
-    events: Sequence[Event], drafter: str, settings: Settings
-) -> tuple[Settings, Iterator[tuple[int, bool]]]:
+def recorded_settings(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[Form]]:
     """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
 
     K is 0 after the recorded rounds, which matters if the texts differ.

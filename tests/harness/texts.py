@@ -18,8 +18,8 @@ from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.names import drafter_class
 from specdemo.racing.race import start
 from specdemo.studies.statistics import chi_square
-from specdemo.types import DraftOutcome, Settings
-from tests.harness.classes import Loaded
+from specdemo.types import AUTO, DraftOutcome, Settings
+from tests.harness.classes import DraftLengthController, Loaded
 
 from .doubles import copying, ids_of, rounds_of
 
@@ -94,6 +94,8 @@ def normalised(weights: Sequence[float]) -> list[float]:
 def decode(runner: Any, drafter: Drafter, prompt: Sequence[int], settings: Settings, *args: Any, **more: Any) -> Any:
     """`batch.decode` by the rule of the settings, which is the one that `Toy.drafter` gave to the drafter."""
     rule = more.pop("rule", None) or getattr(drafter, "shared_rule", None) or rule_for(settings)
+    if settings.k == AUTO:
+        more["chooser"] = DraftLengthController(more["costs"], settings.tree)
     return batch.decode(Decoding(runner, drafter, prompt, rule, *args, **more))
 
 

@@ -45,7 +45,7 @@ def libraries() -> None:
 @pytest.fixture(autouse=True)
 def brief_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of tiny models are measured often enough in a tenth of the time."""
-    monkeypatch.setattr("specdemo.decoding.costs.CALIBRATION_SECONDS", 0.06)
+    monkeypatch.setattr("specdemo.decoding.measuring.CALIBRATION_SECONDS", 0.06)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding import batch
-from specdemo.decoding.adaptive_k import Readers
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
@@ -33,7 +32,7 @@ from specdemo.racing.race import drafters_of
 from specdemo.studies.prompts import read_prompts
 from specdemo.system.progress import Stopped
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
-from tests.harness.classes import Loaded
+from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.doubles import (
     MODEL_VOCAB,
     PROMPT,
@@ -103,13 +102,18 @@ def test_readers_who_rest_write_the_same_texts(
     plain = zip(texts, settings, strict=True)
     alone = {index: plain_text(toy.target_runner(99), *each) for index, each in enumerate(plain)}
     set_clock(monkeypatch, lambda: Clock(3))
-    monkeypatch.setattr(Readers, "wake", lambda readers: None)  # as those who draft do
-    made = [replace(each, costs=costs) for each in decodings(toy, name, settings, texts)]
-    events = list[tuple[int, Event | Failed]]()
-    for event in decode_batch(made, 4):
-        events.append(event)
-        if made[0].readers.rest < 1 and luck.random() < 0.1:
-            made[0].readers.rest = 20
+    plain_runs = decodings(toy, name, settings, texts)
+    made = [replace(each, costs=costs, chooser=DraftLengthController(costs)) for each in plain_runs]
+    as_it_is = DraftLengthController._let_rest
+
+    def let_rest(self: Any, *drafted: Any) -> None:
+        as_it_is(self, *drafted)
+        if luck.random() < 0.3:
+            for stats in costs.drafts.values():
+                stats.rest = 20
+
+    monkeypatch.setattr(DraftLengthController, "_let_rest", let_rest)
+    events = list(decode_batch(made, 4))
     assert texts_of(iter(events)) == alone
     ks = [event.k for _, event in events if isinstance(event, Round)]
     assert min(ks.count(0), len(ks) - ks.count(0)) > 20

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
-from specdemo.decoding import costs as costs_module
-from specdemo.decoding import loop
-from specdemo.decoding.costs import FOLLOW, FORGET, LENGTHS, OUTLIER, DraftStats, measure_passes
+from specdemo.decoding import loop, measuring
+from specdemo.decoding.costs import FOLLOW, FORGET, OUTLIER, DraftStats
 from specdemo.decoding.events import Round
+from specdemo.decoding.measuring import LENGTHS, Trial, measure_passes
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
+from specdemo.types import MAX_K, DraftedToken, DraftOutcome, Settings
 from tests.harness.classes import CostModel, DraftLengthController
 from tests.harness.doubles import TableRunner, random_table
 from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_of, learn
 
 
-def measured(runner: TableRunner, settings: Settings | None = None, most_k: int = MAX_K) -> CostModel:
-    return CostModel(measure_passes(runner, loop.rule_for(settings or Settings()), most_k))
+def measured(runner: TableRunner, settings: Settings | None = None) -> CostModel:
+    return CostModel(measure_passes(runner, loop.rule_for(settings or Settings())))
 
 
 def test_costs_between_the_measured_lengths_lie_on_a_line() -> None:
@@ -56,8 +56,8 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
             read[len(ids)] += 1
             return super().forward(ids, parents)
 
-    monkeypatch.setattr(costs_module, "CALIBRATION_SECONDS", 0.5)
-    monkeypatch.setattr(costs_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(measuring, "CALIBRATION_SECONDS", 0.5)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now))
     runner = Timed(random_table(1), capacity=MAX_K + 2)
     costs = measured(runner, Settings(temperature=1, top_p=0.9))
     assert costs.baseline_seconds == pytest.approx(0.002)
@@ -67,13 +67,14 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
 
 
 @pytest.mark.parametrize("most_k", [1, 4, 6, 7, 8, MAX_K])
-def test_a_calibration_reaches_as_far_as_auto_does_and_no_further(most_k: int) -> None:
+def test_a_calibration_reaches_as_far_as_auto_does_and_no_further(most_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableRunner, "exact_rows", most_k + 1)
     runner = TableRunner(random_table(1), capacity=MAX_K + 2)
-    costs = measured(runner, most_k=most_k)
+    costs = measured(runner)
     assert {len(ids) for _, ids in runner.passes} == {*(n for n in LENGTHS if n <= most_k), most_k + 1}
     assert len(costs.passes) == most_k + 2  # or the cost of the largest K would be looked up past the end
     learn(costs, ONE_BY_ONE.name, 1e-9)
-    assert 0 <= DraftLengthController(AUTO, costs).choose(1000, None, ONE_BY_ONE) <= most_k
+    assert 0 <= DraftLengthController(costs).choose(1000, None, ONE_BY_ONE, ())[0] <= most_k
 
 
 def test_a_calibration_can_be_stopped_between_two_passes() -> None:
@@ -199,15 +200,15 @@ def test_older_drafts_weigh_less() -> None:
     assert all(0 <= chance <= 1 for chance in chances(*[FAILED] * 50, *[PASSED] * 5))
 
 
-def test_what_the_first_draft_of_a_run_reads_is_put_down_to_the_tokens_of_its_prompt() -> None:
-    costs = CostModel(FLAT)
+def test_what_the_first_draft_of_a_run_reads_is_no_part_of_what_drafts_cost() -> None:
+    costs, prompt = CostModel(FLAT), range(1500)
     learn(costs, NAME, 0.1)
-    for first in (15.1, 3.1):  # the first one set something up
-        choosing = DraftLengthController([(1, False), (0, False)], costs, prompt_tokens=1500)
-        k = choosing.choose(100, None, ONE_BY_ONE)
-        drafted = (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),) * k
-        choosing.choose(100, Round(0, drafted, (), first, 1.0, first + 1, k), ONE_BY_ONE)
-        assert costs.reading[NAME] * 1500 == pytest.approx(first - 0.1)
+    for _ in range(2):
+        choosing = Trial(costs, (1, False))
+        last = None
+        for seconds in (15.1, 0.1):
+            k, _ = choosing.choose(100, last, ONE_BY_ONE, prompt)
+            last = Round(0, (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),) * k, (), seconds, 1.0, seconds + 1, k)
     assert cost_of(costs.drafts[NAME, False], 1) == pytest.approx(0.1)
 
 

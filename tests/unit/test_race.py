@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding import batch, loop
-from specdemo.decoding import costs as costs_module
+from specdemo.decoding import batch, loop, measuring
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.racing import race as racing
@@ -40,7 +39,7 @@ def toy(tmp_path: Path) -> Any:
 def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
     toy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(racing, "TRYING_SECONDS", 60)  # the trials end with their text
+    monkeypatch.setattr(measuring, "TRYING_SECONDS", 60)  # the trials end with their text
     settings = replace(SETTINGS, k=AUTO)
     first = start(toy, "draft-model", PROMPT, settings)
     (costs,) = toy.costs.values()
@@ -107,8 +106,8 @@ def test_what_takes_a_while_before_a_run_is_told_the_first_time(toy: Any) -> Non
 def test_a_calibration_that_is_stopped_is_made_by_the_next_run(
     toy: Any, monkeypatch: pytest.MonkeyPatch, passes: int
 ) -> None:
-    monkeypatch.setattr(costs_module, "CALIBRATION_SECONDS", 0)
-    monkeypatch.setattr(racing, "TRYING_SECONDS", 60)
+    monkeypatch.setattr(measuring, "CALIBRATION_SECONDS", 0)
+    monkeypatch.setattr(measuring, "TRYING_SECONDS", 60)
     settings, stopped = replace(SETTINGS, k=AUTO), lambda: sum(len(runner.passes) for runner in toy.runners) > passes
     with attended(stopped), pytest.raises(Stopped):
         start(toy, "draft-model", PROMPT, settings)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.adaptive_k import Readers, best_length
+from specdemo.decoding.adaptive_k import best_length
 from specdemo.drafters.ngram import Ngram
 from specdemo.studies.readers import Group, in_words, summarise
-from specdemo.types import AUTO, DraftOutcome
+from specdemo.types import DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 
 from ..sentences import gist, tells
@@ -82,8 +82,9 @@ def test_auto_drafts_less_for_more_readers_and_in_the_end_nothing() -> None:
     chosen = {}
     for readers in (1, 16):
         costs = costs_of(lambda rows: 1 + 0.1 * max(rows - 9, 0))
-        control = DraftLengthController(AUTO, costs, readers=Readers(readers))
-        chosen[readers] = [control.choose(40, None, source) for _ in range(3)][-1]
+        costs.drafts["ngram", False].rest = 99.0
+        control = DraftLengthController(costs)
+        chosen[readers] = [control.choose(40, None, source, (), readers)[0] for _ in range(3)][-1]
     assert chosen[1] > 0 == chosen[16]
 
 

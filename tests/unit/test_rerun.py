@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import pytest
 
+from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round
 from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
@@ -28,7 +30,11 @@ WORDS = "the cat sat on the mat and the dog sat"
 def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
     """K = auto chooses anything from 0 to 4, and never the same twice."""
     choices = random.Random(3)
-    monkeypatch.setattr(DraftLengthController, "_choose", lambda *asked: min(choices.randrange(5), asked[2]))
+
+    def pick(self: object, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, int, bool]:
+        return drafter.draft_source(ids), min(choices.randrange(5), most), False
+
+    monkeypatch.setattr(DraftLengthController, "_pick", pick)
 
 
 def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None = None) -> tuple[Any, list[Entry]]:
