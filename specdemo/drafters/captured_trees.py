@@ -16,6 +16,7 @@ from ..engines.gpu.capture import CapturedFunctions
 from ..engines.rows import MOST_ROWS, WIDTH
 from ..system.hardware import packed, to_device, unpacked
 from ..types import MAX_NODES, Draft, NotFinite
+from .tree import tree_of
 
 VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table
 
@@ -125,8 +126,8 @@ def draft_of(table: Sequence[Sequence[float]], nodes: int, stop_below: float) ->
     end = 2
     while end < min(len(values), nodes + 1) and values[end] > 0 and values[end] >= stop_below:
         end += 1
-    q = torch.tensor(shares[1:end], dtype=torch.float64)
-    return Draft([int(token) for token in token_ids[1:end]], q=q, parents=[int(one) - 1 for one in parents[1:end]])
+    above = [int(parent) - 1 for parent in parents[1:end]]
+    return tree_of([int(token) for token in token_ids[1:end]], above, shares[1:end])
 
 
 class Reader(Protocol):

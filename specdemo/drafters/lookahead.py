@@ -47,7 +47,9 @@ class Lookahead(Drafter):
         tree = Branches()
         for gram in reversed(self._grams.get(context[-1], {})):
             if len(tree) + len(gram) <= nodes // 2:  # the latest comes first
-                tree.add_path(gram[:depth])
+                last = -1
+                for token in gram[:depth]:
+                    last = tree.add(last, token)
         width = min((nodes - len(tree)) // LEVELS, depth - LEVELS + 1)
         trunk, self._ends = -1, []
         for column in range(width):

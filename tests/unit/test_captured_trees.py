@@ -21,7 +21,6 @@ from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.chain import CapturedChains
 from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.drafter import DEEPEST
-from specdemo.drafters.tree import grow_by_logits
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
@@ -100,8 +99,9 @@ def test_a_tree_is_that_of_the_host(settings: Settings, nodes: int, spread: floa
 def test_a_wide_tree_is_that_of_the_host(nodes: int) -> None:
     """Of a drafter that reads no tokens, whose depths are as wide as the tree."""
     table, rule = torch.randn(40, 40, generator=torch.Generator().manual_seed(nodes)), rule_for(Settings(tree=True))
-    host = grow_by_logits(lambda drawn: table[drawn[-1] if drawn else [0]], nodes, DEEPEST, rule, 9)
-    tree = by_table(table, DEEPEST, MAX_NODES + 1, 9 * MAX_NODES).draw([table[:1]], nodes, DEEPEST, rule, 9)
+    limits = MAX_NODES + 1, 9 * MAX_NODES
+    host = tree_of_host(table, table[:1], nodes, DEEPEST, rule, 9, 0.0, *limits)
+    tree = by_table(table, DEEPEST, *limits).draw([table[:1]], nodes, DEEPEST, rule, 9)
     assert same(tree, host)
     assert len(tree.token_ids) == nodes
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from ...decoding.drafter import DrafterParts, ModelDrafter
+from ...decoding.drafter import DrafterParts, ModelDrafter, answered
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS, WIDTH
@@ -20,7 +20,7 @@ from ...system.progress import tell
 from ...types import MAX_K, MAX_NODES, Draft, Verdict
 from ..captured_trees import CapturedTrees
 from ..chain import CapturedChains, draw_chain
-from ..tree import grow_by_logits
+from ..tree import grow_by_depth
 from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes
@@ -127,7 +127,15 @@ class HeadDrafter(ModelDrafter):
         next_logits = yield from passes.beginning(states, tokens, deepest)
         if depth is None:
             return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))
-        return grow_by_logits(next_logits, k, deepest, self.rule, len(context), known, self.stop_below)
+        drawn: list[Tensor] = []  # of each depth
+
+        def read(of_depth: list[int], parents: list[int]) -> Tensor | Wanted:
+            drawn.append(to_device(of_depth, tokens.device))
+            return next_logits(drawn)
+
+        logits = yield from answered(next_logits(drawn))
+        limits = self.stop_below, k, DEEPEST * MAX_NODES  # all tokens of a depth
+        return (yield from grow_by_depth(logits, read, k, deepest, self.rule, len(context), known, *limits))
 
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
