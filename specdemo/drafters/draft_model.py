@@ -110,7 +110,7 @@ class DraftModel(ModelDrafter):
             return Pass(runner, token_ids, parents)
 
         logits = (yield first)[-1:]
-        if self.reads_alone and isinstance(runner, GraphRunner):
+        if self.reads_alone and isinstance(runner, GraphRunner) and CapturedTrees.possible():
             passes = runner.begin_tree()
             trees = CapturedTrees(partial(ModelTree, passes, self.vocab_size), passes.functions, None, DEPTHS)
             return trees.draw([logits], k, depth, self.rule, len(context), stop)

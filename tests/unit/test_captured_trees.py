@@ -128,6 +128,20 @@ def test_a_captured_head_grows_the_tree_that_it_grows_uncaptured(name: str, sett
         assert same(*trees)
 
 
+@pytest.mark.parametrize("name", [*HEADS, "draft-model"])
+def test_without_a_kernel_the_host_grows_trees_between_captured_passes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, drafted = replace(SETTINGS[1], k=12, max_new_tokens=30), []
+    for possible in (True, False):
+        monkeypatch.setattr(CapturedTrees, "possible", lambda possible=possible: possible)
+        toy = graph_toy()
+        capture_heads(toy, *{*HEADS} - {*CAPTURED})
+        drafted.append([[(token.id, token.parent) for token in each.drafted] for each in rounds(toy, name, settings)])
+    assert drafted[0] == drafted[1]
+    assert len(drafted[0]) > 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS[:2], ids=str)
 def test_a_captured_draft_model_grows_the_trees_that_it_grows_on_other_passes(settings: Settings) -> None:

@@ -115,7 +115,7 @@ class HeadDrafter(ModelDrafter):
         passes, states, tokens = self._unread_with(context)
         deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
         known, size = self.ready.token_ids, self.runner.vocab_size
-        if passes.functions:
+        if passes.functions and (depth is None or CapturedTrees.possible()):
             given = passes.start(states, tokens, deepest)
             if depth is None:
                 chains = CapturedChains(passes.following, passes.functions, known, size)

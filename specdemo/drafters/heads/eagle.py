@@ -150,7 +150,7 @@ class Eagle(HeadDrafter):
             return (yield from super().drafting(context, k))
         passes, states, tokens = self._unread_with(context)
         known, stop = self.ready.token_ids, self.stop_below
-        if passes.functions:
+        if passes.functions and CapturedTrees.possible():
             trees = CapturedTrees(partial(EagleTree, passes), passes.functions, known, DEPTHS)
             return trees.draw(passes.start(states, tokens, 1), k, depth, self.rule, len(context), stop)
         logits = yield from answered(passes.begin(states, tokens, 1)(()))
