@@ -99,8 +99,8 @@ def draft_of(table: Sequence[Sequence[float]], nodes: int, stop_below: float) ->
     end = 2
     while end < min(len(values), nodes + 1) and values[end] > 0 and values[end] >= stop_below:
         end += 1
-    above = [int(parent) - 1 for parent in parents[1:end]]
-    return tree_of([int(token) for token in token_ids[1:end]], above, shares[1:end])
+    branches = zip(parents[1:end], token_ids[1:end], strict=True)
+    return tree_of([(int(parent) - 1, int(token)) for parent, token in branches], shares[1:end])
 
 
 class Reader(Protocol):

@@ -27,8 +27,12 @@ State = TypeVar("State")
 Child = tuple[int, float, State]
 
 
-def tree_of(token_ids: Sequence[int], parents: Sequence[int], shares: Sequence[float] | None = None) -> Draft:
-    """The draft of a tree; it may have no shares."""
+def tree_of(branches: Iterable[tuple[int, int]], shares: Sequence[float] | None = None) -> Draft:
+    """The draft of a tree, from the parent and the token of each of its nodes; it may have no shares."""
+    parents, token_ids = list[int](), list[int]()
+    for parent, token in branches:
+        parents.append(parent)
+        token_ids.append(token)
     if not token_ids:
         return Draft()
     q = None if shares is None else torch.tensor(shares, dtype=torch.float64)
@@ -70,8 +74,8 @@ class Tree:
 
     def draft(self) -> Draft:
         place = {-1: -1, **{node: at for at, node in enumerate(self.best)}}
-        parents = [place[self.parents[node]] for node in self.best]
-        return tree_of([self.token_ids[node] for node in self.best], parents, [self.shares[node] for node in self.best])
+        branches = [(place[self.parents[node]], self.token_ids[node]) for node in self.best]
+        return tree_of(branches, [self.shares[node] for node in self.best])
 
 
 def grow(
@@ -153,7 +157,7 @@ def grow_by_depth(
 
 def merged(one: Draft, other: Draft) -> Draft:
     """The tokens of two trees, taken in turn; q is that of the tree from which a token was taken."""
-    branches, shares = Branches(), list[float]()
+    branches, shares = dict[tuple[int, int], int](), list[float]()  # the places of what was taken
     trees = [(draft, [1.0] * len(draft.token_ids) if draft.q is None else draft.q.tolist()) for draft in (one, other)]
     places: list[list[int]] = [[], []]
     for node in range(max(len(one.token_ids), len(other.token_ids))):
@@ -161,24 +165,9 @@ def merged(one: Draft, other: Draft) -> Draft:
             if node < len(q):
                 assert draft.parents is not None
                 parent = draft.parents[node]
-                place.append(branches.add(place[parent] if parent >= 0 else -1, int(draft.token_ids[node])))
-                if len(branches) > len(shares):
+                branch = place[parent] if parent >= 0 else -1, int(draft.token_ids[node])
+                if branch not in branches:
+                    branches[branch] = len(branches)
                     shares.append(q[node])
-    return branches.draft(shares)
-
-
-class Branches:
-    """A tree whose siblings are different tokens, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._places: dict[tuple[int, int], int] = {}  # by parent and token
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def add(self, parent: int, token: int) -> int:
-        """The place of a token that follows a parent, or the text (-1)."""
-        return self._places.setdefault((parent, token), len(self._places))
-
-    def draft(self, shares: Sequence[float] | None = None) -> Draft:
-        return tree_of([token for _, token in self._places], [parent for parent, _ in self._places], shares)
+                place.append(branches[branch])
+    return tree_of(branches, shares)
