@@ -55,15 +55,15 @@ class Tree:
         self.best: list[int] = []
         self._ranked = 0
 
-    def name(self, parent: int, token_id: int, share: float) -> None:
-        """Name a token that follows another, or the text (-1), with a share above 0."""
+    def add(self, parent: int, token_id: int, share: float) -> None:
+        """Add a token that follows another, or the text (-1), with a share above 0. `best` waits for `rank`."""
         self.token_ids.append(token_id)
         self.parents.append(parent)
         self.shares.append(share)
         self.values.append(share if parent < 0 else self.values[parent] * share)
 
     def rank(self) -> None:
-        """Put the tokens that were named since the last time among the best."""
+        """Put what was added since the last time among the best."""
         best, value = self.best, self.values.__getitem__
         best += range(self._ranked, len(self.values))
         self._ranked = len(self.values)
@@ -87,11 +87,11 @@ def grow(
         children: gives the tokens that may follow, from the state of a token or of the text (`root`). Each comes with
             its share, above 0 and at most 1, and its own state.
     """
-    tree, states, depths = Tree(nodes, stop_below), [root], [0]  # the last are those of the text, which is place -1
+    tree, states, depths = Tree(nodes, stop_below), [root], [0]  # of the text, then of each token
 
     def follow(node: int) -> None:
         for token, share, state in children(states[node + 1]):
-            tree.name(node, token, share)
+            tree.add(node, token, share)
             states.append(state)
             depths.append(depths[node + 1] + 1)
         tree.rank()
@@ -142,7 +142,7 @@ def grow_by_depth(
                 raise NotFinite(DRAFTER_OVERFLOWED)
             for token, share in zip(ids, estimates, strict=True):
                 if share > 0:  # else it underflowed
-                    tree.name(node, token, share)
+                    tree.add(node, token, share)
         tree.rank()
         following = [node for node in tree.best if node >= first][: min(width, most_rows - len(parents))]
         if not following or behind + 1 == depth:

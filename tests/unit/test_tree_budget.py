@@ -161,7 +161,7 @@ def test_a_tree_leaves_out_what_is_not_worth_its_row() -> None:
     assert best_first(guesser, 5) == ([0], [-1])  # there is always one
     tree = Tree(8, stop_below=0.2)
     for parent, token, share in ((-1, 4, 0.6), (-1, 5, 0.3), (0, 6, 0.4), (0, 7, 0.2)):
-        tree.name(parent, token, share)
+        tree.add(parent, token, share)
     tree.rank()
     assert (tree.draft().token_ids, tree.draft().parents) == ([4, 5, 6], [-1, -1, 0])
 
