@@ -1,4 +1,4 @@
-"""Trees that a GPU grows in captured work: those of `tree.grow_by_depth`, in tables of fixed shape."""
+"""Trees that a kernel grows in captured work: those of `tree.grow_by_depth`, in tables of fixed shape."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..decoding.answer import DRAFTER_OVERFLOWED
 from ..decoding.rule import Rule
-from ..decoding.sampling import certainty
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.rows import MOST_ROWS, WIDTH
 from ..system.hardware import packed, to_device, unpacked
 from ..types import MAX_NODES, Draft, NotFinite
+from .tree import tree_of
 
 VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table
 
@@ -58,7 +58,7 @@ class Growth(NamedTuple):
         return self.table[TOKEN][self.places].long()
 
     def grown(self, token_ids: Tensor, shares: Tensor, limits: Tensor, width: int, most_rows: int) -> Growth:
-        """The same tree a depth later.
+        """The same tree a depth later, by a kernel.
 
         Args:
             token_ids, shares: what may follow each token that was read, the largest share first, [W, C] each, or
@@ -67,36 +67,10 @@ class Growth(NamedTuple):
             width: of the next pass, the most of its tokens.
             most_rows: of all passes for the tree.
         """
-        table, size, each = self.table, self.table.shape[1], shares.shape[1]
-        if table.is_cuda and find_spec("triton"):
-            from ..engines.gpu import trees
+        from ..engines.gpu import trees
 
-            fields = table, self.places, self.real, self.read, self.depth
-            return Growth(*trees.grown(*fields, token_ids, shares, limits, width, most_rows))
-        shares = torch.where(self.real[:, None], shares.double(), 0)
-        values = table[VALUE][self.places][:, None] * shares
-        values = torch.where(values > 0, values, 0)  # NaN too
-        parts = shares, token_ids.double(), self.places[:, None].double()
-        named = torch.stack([values, *(part.expand_as(values) for part in parts)])
-        both = torch.cat([table, named.flatten(1)], 1)
-        both[SHARE, :1] *= certainty(shares.sum())
-        order = both[VALUE].sort(descending=True, stable=True).indices  # of equal values the one named first
-        columns = torch.arange(len(order), device=order.device)
-        moved = torch.empty_like(order).scatter_(0, order, columns)
-        order, columns = order[:size], columns[:size]
-        table = both[:, order]
-        table[PARENT] = moved[table[PARENT].long()].double()
-
-        nodes, stop_below = limits
-        wanted = (table[VALUE] > 0) & (columns <= nodes) & ((table[VALUE] >= stop_below) | (columns == 1))
-        wanted &= order >= size
-        row = torch.arange(width, device=order.device)
-        count = wanted.sum(0, keepdim=True).clamp(max=width).minimum(most_rows - self.read)
-        copied = row.minimum((count - 1).clamp(min=0))
-        places = (~wanted).byte().sort(stable=True).indices[copied]
-        rows = (order[places] - size).clamp(min=0) // each
-        slots = (self.read + copied).clamp(max=MOST_ROWS - 1)
-        return Growth(table, places, rows, row < count, slots, self.read + count, self.depth + 1)
+        fields = self.table, self.places, self.real, self.read, self.depth
+        return Growth(*trees.grown(*fields, token_ids, shares, limits, width, most_rows))
 
 
 def paths_of(growth: Growth, before: Tensor) -> Tensor:
@@ -126,9 +100,8 @@ def draft_of(table: Sequence[Sequence[float]], nodes: int, stop_below: float) ->
     end = 2
     while end < min(len(values), nodes + 1) and values[end] > 0 and values[end] >= stop_below:
         end += 1
-    q = torch.tensor(shares[1:end], dtype=torch.float64)
-    ids, above = [int(token) for token in token_ids[1:end]], [int(one) - 1 for one in parents[1:end]]
-    return Draft(ids, q=q, parents=above, tree=True)
+    branches = zip(parents[1:end], token_ids[1:end], strict=True)
+    return tree_of([(int(parent) - 1, int(token)) for parent, token in branches], shares[1:end])
 
 
 class Reader(Protocol):
@@ -148,6 +121,11 @@ class Reader(Protocol):
 
 class CapturedTrees:
     """Grows trees on a GPU by captured calls of several depths. The host waits once for each call."""
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether there is a compiler for the kernel. Without it the host grows the trees."""
+        return find_spec("triton") is not None
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from ..types import BadInput, Draft
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from .chain import CapturedChains, draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
-from .tree import Named, grow_by_depth
+from .tree import grow_by_depth
 
 DEPTHS = 2  # of a tree in a captured call: a pass that no token needs would take longer than a wait
 
@@ -103,14 +103,14 @@ class DraftModel(ModelDrafter):
             return Draft()
         token_ids: list[int] = []
 
-        def read(named: Named, following: list[int]) -> Pass:
+        def read(of_depth: list[int], parents: list[int]) -> Pass:
             if token_ids:
                 runner.keep([])
-            token_ids.extend(named.token_ids[node] for node in following)
-            return Pass(runner, token_ids, named.row_parents)
+            token_ids.extend(of_depth)
+            return Pass(runner, token_ids, parents)
 
         logits = (yield first)[-1:]
-        if self.reads_alone and isinstance(runner, GraphRunner):
+        if self.reads_alone and isinstance(runner, GraphRunner) and CapturedTrees.possible():
             passes = runner.begin_tree()
             trees = CapturedTrees(partial(ModelTree, passes, self.vocab_size), passes.functions, None, DEPTHS)
             return trees.draw([logits], k, depth, self.rule, len(context), stop)

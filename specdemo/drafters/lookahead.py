@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from ..decoding.answer import Answer
 from ..decoding.drafter import Drafter
 from ..types import MAX_NODES, Draft
-from .tree import Branches
+from .tree import tree_of
 
 LEVELS = 2  # of the window: an n-gram has one token more
 WIDEST = MAX_NODES // LEVELS  # columns
@@ -45,20 +45,26 @@ class Lookahead(Drafter):
         return Draft(self._levels[0][:k])
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        tree = Branches()
+        tree: dict[tuple[int, int], int] = {}  # the place of each token by its parent's and itself
+
+        def add(parent: int, token: int) -> int:
+            return tree.setdefault((parent, token), len(tree))
+
         for gram in reversed(self._grams.get(context[-1], {})):
             if len(tree) + len(gram) <= nodes // 2:  # the latest comes first
-                tree.add_path(gram[:depth])
+                last = -1
+                for token in gram[:depth]:
+                    last = add(last, token)
         width = min((nodes - len(tree)) // LEVELS, depth - LEVELS + 1)
         trunk, self._ends = -1, []
         for column in range(width):
-            trunk = end = tree.add(trunk, self._levels[0][column])
+            trunk = end = add(trunk, self._levels[0][column])
             for level in self._levels[1:]:
-                end = tree.add(end, level[column])
+                end = add(end, level[column])
             self._ends.append(end)
-        if not len(tree):
-            tree.add(-1, self._levels[0][0])
-        return tree.draft()
+        if not tree:
+            add(-1, self._levels[0][0])
+        return tree_of(tree)
 
     def observe(self, answer: Answer) -> None:
         emitted = answer.accepted + 1

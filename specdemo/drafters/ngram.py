@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..decoding.drafter import Drafter, DrafterParts, alone
 from ..decoding.rule import Rule
+from ..engines.rows import WIDTH
 from ..engines.runner import Runner
 from ..types import BadInput, Draft, reason
 from .chain import NextLogits, draw_chain
-from .tree import grow_by_logits
+from .tree import Child, grow
 
 PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
 
@@ -141,8 +142,16 @@ class Ngram(Drafter):
         return alone(draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=self.stop_below))
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        next_logits, place = self._next_logits(context), len(context)
-        return grow_by_logits(next_logits, nodes, depth, self.rule, place, stop_below=self.stop_below)
+        next_logits, nothing = self._next_logits(context), tuple[Tensor, ...]()
+
+        def children(drawn: tuple[Tensor, ...]) -> Iterator[Child[tuple[Tensor, ...]]]:
+            position = len(context) + len(drawn)
+            tokens, shares = self.rule.likeliest(next_logits(drawn), position, min(nodes, WIDTH))
+            for token, share in zip(tokens[0].split(1), shares[0].tolist(), strict=True):
+                if share > 0:
+                    yield int(token), share, (*drawn, token)
+
+        return grow(nothing, children, nodes, depth, self.stop_below)
 
     def _next_logits(self, context: Sequence[int]) -> NextLogits:
         text = list(context[-len(self.table.orders) :])

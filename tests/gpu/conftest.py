@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from specdemo.drafters.captured_trees import Growth
 from specdemo.engines.gpu import graph
 from specdemo.engines.linear import Linear
+from tests.harness.growth import grown
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -41,6 +43,13 @@ def small_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Small caches on the CPU, where clearing a large one takes longer than a test."""
     if "cuda" not in request.node.name:
         monkeypatch.setattr(graph, "ROOM", 256)
+
+
+@pytest.fixture(autouse=True)
+def trees_without_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU, where the kernel does not run, grows them by torch's operations."""
+    if "cuda" not in request.node.name:
+        monkeypatch.setattr(Growth, "grown", grown)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.captured_trees import Growth
 from specdemo.drafters.prompt_lookup import PromptLookup
-from specdemo.drafters.tree import Named, grow_by_depth
+from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.gpu.graph import Graphs
 from specdemo.types import Draft
 from tests.harness.classes import FusedModel
@@ -121,11 +121,9 @@ class ByTable:
 
 
 def tree_of_host(
-    table: Tensor, first: Tensor, nodes: int, depth: int, rule: Rule, position: int, stop_below: float = 0.0
+    table: Tensor, first: Tensor, nodes: int, depth: int, rule: Rule, position: int, *limits: Any
 ) -> Draft:
     """The tree that the host grows of the same logits, `first` [1, V] after the text."""
-
-    def read(named: Named, following: list[int]) -> Any:
-        return table[[named.token_ids[node] for node in following]]
-
-    return alone(grow_by_depth(first, read, nodes, depth, rule, position, stop_below=stop_below))
+    return alone(
+        grow_by_depth(first, lambda token_ids, _: table[token_ids], nodes, depth, rule, position, None, *limits)
+    )

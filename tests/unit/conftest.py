@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from specdemo.drafters.captured_trees import CapturedTrees, Growth
 from specdemo.engines.cpu.library import library_for
 from specdemo.models import loaded as models
 from specdemo.models.loaded import load
@@ -31,6 +32,7 @@ from specdemo.system.hardware import UNQUANTIZED, cpu_flags
 from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, random_table
 from tests.harness.files import full_preset, make_tokenizer
+from tests.harness.growth import grown
 from tests.harness.toys import random_mtp
 
 
@@ -40,6 +42,13 @@ def libraries() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         library_for(dtype)
     library_for(UNQUANTIZED, quantized=True)
+
+
+@pytest.fixture(autouse=True)
+def trees_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured work grows trees on the CPU too, where the kernel does not run."""
+    monkeypatch.setattr(Growth, "grown", grown)
+    monkeypatch.setattr(CapturedTrees, "possible", lambda: True)
 
 
 @pytest.fixture(autouse=True)

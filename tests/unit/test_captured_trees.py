@@ -20,7 +20,6 @@ from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.chain import CapturedChains
 from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.drafter import DEEPEST
-from specdemo.drafters.tree import grow_by_logits
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
@@ -99,8 +98,9 @@ def test_a_tree_is_that_of_the_host(settings: Settings, nodes: int, spread: floa
 def test_a_wide_tree_is_that_of_the_host(nodes: int) -> None:
     """Of a drafter that reads no tokens, whose depths are as wide as the tree."""
     table, rule = torch.randn(40, 40, generator=torch.Generator().manual_seed(nodes)), rule_for(Settings(tree=True))
-    host = grow_by_logits(lambda drawn: table[drawn[-1] if drawn else [0]], nodes, DEEPEST, rule, 9)
-    tree = by_table(table, DEEPEST, MAX_NODES + 1, 9 * MAX_NODES).draw([table[:1]], nodes, DEEPEST, rule, 9)
+    limits = MAX_NODES + 1, 9 * MAX_NODES
+    host = tree_of_host(table, table[:1], nodes, DEEPEST, rule, 9, 0.0, *limits)
+    tree = by_table(table, DEEPEST, *limits).draw([table[:1]], nodes, DEEPEST, rule, 9)
     assert same(tree, host)
     assert len(tree.token_ids) == nodes
 
@@ -125,6 +125,20 @@ def test_a_captured_head_grows_the_tree_that_it_grows_uncaptured(name: str, sett
     for nodes, depth in ((20, 4), (MAX_NODES, 40), (1, 1)):
         trees = [head_after(toy, name, TEXT, settings).propose_tree(TEXT, nodes, depth) for toy in (whole, captured)]
         assert same(*trees)
+
+
+@pytest.mark.parametrize("name", [*HEADS, "draft-model"])
+def test_without_a_kernel_the_host_grows_trees_between_captured_passes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, drafted = replace(SETTINGS[1], k=12, max_new_tokens=30), []
+    for possible in (True, False):
+        monkeypatch.setattr(CapturedTrees, "possible", lambda possible=possible: possible)
+        toy = graph_toy()
+        capture_heads(toy, *{*HEADS} - {*CAPTURED})
+        drafted.append([[(token.id, token.parent) for token in each.drafted] for each in rounds(toy, name, settings)])
+    assert drafted[0] == drafted[1]
+    assert len(drafted[0]) > 3
 
 
 @pytest.mark.slow

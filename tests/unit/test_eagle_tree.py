@@ -14,7 +14,7 @@ from specdemo.decoding.drafter import alone, answered
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.shapes import HeadShape
-from specdemo.drafters.tree import Named
+from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
 from specdemo.engines.runner import States
@@ -112,13 +112,12 @@ def test_logits_that_are_no_numbers_are_refused(toy: ModelToy) -> None:
 
 
 def test_estimates_too_small_for_a_number_are_left_out() -> None:
-    named = Named(8)
-    named.add(-1, [4, 5, 6], [1.0, 1e-30, 0.0])
-    named.add(1, [7], [0.5])
-    draft = named.draft()
-    assert (draft.token_ids, draft.parents) == ([4, 5, 7], [-1, -1, 1])
+    after = torch.tensor([[0.0, -69.0, -200.0], [-200.0, 0.0, -200.0], [0.0, 0.0, -200.0]])
+    rule = rule_for(Settings(tree=True))
+    draft = alone(grow_by_depth(after[:1], lambda token_ids, parents: after[1:], 8, 2, rule, 9))
+    assert (draft.token_ids, draft.parents) == ([0, 1, 1, 0, 1], [-1, 0, -1, 2, 2])
     assert draft.q is not None
-    assert draft.q.tolist() == pytest.approx([1, 1e-30, 0.5])
+    assert draft.q.tolist() == pytest.approx([1, 1, math.exp(-69), 0.5, 0.5])
 
 
 @pytest.mark.sampled(3)

@@ -44,6 +44,7 @@ GROWN = """
 import torch
 from specdemo.drafters.captured_trees import Growth
 from specdemo.engines.gpu import trees
+from tests.harness.growth import grown
 
 trees.COMPARED = 2**14  # fewer steps, which are slow here
 numbers = torch.Generator().manual_seed(2)
@@ -56,7 +57,7 @@ for nodes, width, rows, stop, spread in (
         shares, ids = logits[:1 if depth == 2 else None].softmax(-1).topk(7)
         if depth == 4:
             shares[0, 0] = torch.nan
-        expected = growth.grown(ids, shares, limits, width, rows)
+        expected = grown(growth, ids, shares, limits, width, rows)
         fields = growth.table, growth.places, growth.real, growth.read, growth.depth
         found = trees.grown(*fields, ids, shares, limits, width, rows)
         for name, ours, theirs in zip(Growth._fields, found, expected, strict=True):

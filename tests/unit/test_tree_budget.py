@@ -18,7 +18,7 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round
 from specdemo.decoding.walk import branches, walk
 from specdemo.drafters.ngram import load_table
-from specdemo.drafters.tree import Named, grow
+from specdemo.drafters.tree import Tree, grow
 from specdemo.racing.race import again, differences, race
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, Draft, DraftedToken, DraftOutcome, Settings
@@ -158,10 +158,11 @@ def test_a_tree_leaves_out_what_is_not_worth_its_row() -> None:
     assert best_first(guesser, 5) == ([0, 1, 0], [-1, -1, 0])
     guesser.stop_below = 0.6
     assert best_first(guesser, 5) == ([0], [-1])  # there is always one
-    named = Named(8, stop_below=0.2)
-    named.add(-1, [4, 5], [0.6, 0.3])
-    named.add(0, [6, 7], [0.4, 0.2])
-    assert (named.draft().token_ids, named.draft().parents) == ([4, 5, 6], [-1, -1, 0])
+    tree = Tree(8, stop_below=0.2)
+    for parent, token, share in ((-1, 4, 0.6), (-1, 5, 0.3), (0, 6, 0.4), (0, 7, 0.2)):
+        tree.add(parent, token, share)
+    tree.rank()
+    assert (tree.draft().token_ids, tree.draft().parents) == ([4, 5, 6], [-1, -1, 0])
 
 
 def test_the_table_ends_a_chain_where_it_is_unsure_and_not_before(tmp_path: Path) -> None:

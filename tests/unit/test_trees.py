@@ -227,6 +227,12 @@ def test_a_tree_grows_where_its_values_are_largest() -> None:
     assert grow((), lambda path: [], 8, 8) == Draft()
 
 
+def test_of_equal_values_the_one_that_was_named_first_comes_first() -> None:
+    shares = {0: [(1, 0.5), (2, 0.25), (3, 0.25)], 1: [(4, 0.5), (5, 0.5)], 2: [(6, 1.0)], 4: [(7, 1.0)]}
+    draft = grow(0, lambda last: [(token, share, token) for token, share in shares.get(last, [])], 7, 9)
+    assert shape(draft) == ([1, 2, 3, 4, 5, 6, 7], [-1, -1, -1, 0, 0, 1, 3])
+
+
 def test_two_trees_become_one_where_they_agree() -> None:
     one = Draft([5, 6, 7], q=torch.tensor([0.5, 0.25, 0.75]), parents=[-1, 0, 0], tree=True)
     other = Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0], tree=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...decoding.answer import Answer
-from ...decoding.drafter import DrafterParts, ModelDrafter
+from ...decoding.drafter import DrafterParts, ModelDrafter, answered
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS, WIDTH
@@ -21,7 +21,7 @@ from ...system.progress import tell
 from ...types import MAX_K, MAX_NODES, Draft
 from ..captured_trees import CapturedTrees
 from ..chain import CapturedChains, draw_chain
-from ..tree import grow_by_logits
+from ..tree import grow_by_depth
 from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes
@@ -120,7 +120,7 @@ class HeadDrafter(ModelDrafter):
         passes, states, tokens = self._unread_with(context)
         deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
         known, size = self.ready.token_ids, self.runner.vocab_size
-        if passes.functions:
+        if passes.functions and (depth is None or CapturedTrees.possible()):
             given = passes.start(states, tokens, deepest)
             if depth is None:
                 chains = CapturedChains(passes.following, passes.functions, known, size)
@@ -132,7 +132,15 @@ class HeadDrafter(ModelDrafter):
         next_logits = yield from passes.beginning(states, tokens, deepest)
         if depth is None:
             return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))
-        return grow_by_logits(next_logits, k, deepest, self.rule, len(context), known, self.stop_below)
+        drawn: list[Tensor] = []  # of each depth
+
+        def read(of_depth: list[int], parents: list[int]) -> Tensor | Wanted:
+            drawn.append(to_device(of_depth, tokens.device))
+            return next_logits(drawn)
+
+        logits = yield from answered(next_logits(drawn))
+        limits = self.stop_below, k, DEEPEST * MAX_NODES  # all tokens of a depth
+        return (yield from grow_by_depth(logits, read, k, deepest, self.rule, len(context), known, *limits))
 
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""

@@ -16,7 +16,7 @@ from ...system.hardware import to_device
 from ...types import Draft
 from ..captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from ..chain import NextLogits, NextPass
-from ..tree import Named, grow_by_depth
+from ..tree import grow_by_depth
 from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import EagleHead
@@ -150,17 +150,17 @@ class Eagle(HeadDrafter):
             return (yield from super().drafting(context, k))
         passes, states, tokens = self._unread_with(context)
         known, stop = self.ready.token_ids, self.stop_below
-        if passes.functions:
+        if passes.functions and CapturedTrees.possible():
             trees = CapturedTrees(partial(EagleTree, passes), passes.functions, known, DEPTHS)
             return trees.draw(passes.start(states, tokens, 1), k, depth, self.rule, len(context), stop)
         logits = yield from answered(passes.begin(states, tokens, 1)(()))
-        outputs = {-1: passes.output}  # by token
+        outputs = [passes.output]  # after the text, and after each row
 
-        def read(named: Named, following: list[int]) -> Tensor:
-            x = torch.cat([outputs[named.parents[node]] for node in following])
-            tokens = to_device([named.token_ids[node] for node in following], x.device)
-            output, logits = passes.branch(x, tokens, passes.backend.rows(named.row_parents, len(following)))
-            outputs.update(zip(following, output.split(1), strict=True))
+        def read(of_depth: list[int], parents: list[int]) -> Tensor:
+            count = len(of_depth)
+            x = torch.cat([outputs[row + 1] for row in parents[-count:]])
+            output, logits = passes.branch(x, to_device(of_depth, x.device), passes.backend.rows(parents, count))
+            outputs.extend(output.split(1))
             return logits
 
         return (yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), known, stop))
