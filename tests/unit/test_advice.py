@@ -58,6 +58,11 @@ def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats
     return found
 
 
+def by_words(rows: list[Any], words: str) -> list[str]:
+    """The numbers whose name tells these words."""
+    return [value for name, value in rows if tells(name, words)]
+
+
 # The figures ------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +101,7 @@ def test_trees_have_no_places_and_no_k() -> None:
     tree = replace(row, drafted=tuple(replace(token, parent=-1) for token in row.drafted))
     found = figures([tree] * 40)
     assert (found.by_k, found.needed_acceptance) == ((), None)
-    assert not [name for name, _ in numbers(found) if "position, of" in name]
+    assert [len(by_words(numbers(one), "each position,")) for one in (figures([row]), found)] == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,9 @@ def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
     assert tells(words, "draft-model:1 100%")
     assert lanes_verdict({"eagle:4": verdicts["eagle:4"]}) == verdicts["eagle:4"].sentence
     nothing = judge(run([]), run([]))
-    assert lanes_verdict({"a": nothing, "b": nothing}) == f"The fastest lane is a. {nothing.sentence}"
+    told = lanes_verdict({"a": nothing, "b": nothing})
+    assert tells(told, "lane a.")
+    assert told.endswith(nothing.sentence)
 
 
 FALLS = [round_(4, 4)] * 20 + [round_(4, 0)] * 20
@@ -175,25 +182,22 @@ def test_notes_tell_what_changes_along_the_text() -> None:
     assert tells(note, "machine became")
 
 
-NOT_EXACT = "The texts differ: on this engine a pass over 5 rows is not exact to the bit"
-
-
 @pytest.mark.parametrize(
-    ("same", "exact_rows", "words"),
+    ("same", "exact_rows", "told"),
     [
-        (False, 3, f"{NOT_EXACT}; passes for K up to 2 are."),
-        (False, 0, f"{NOT_EXACT}."),
-        (False, 5, ""),
-        (False, None, ""),
-        (True, 3, ""),
-        (None, 3, ""),
+        (False, 3, ["The on 5 K 2"]),
+        (False, 0, ["The on 5"]),
+        (False, 5, []),
+        (False, None, []),
+        (True, 3, []),
+        (None, 3, []),
     ],
 )
 def test_a_text_that_parts_on_an_engine_that_is_not_exact(
-    same: bool | None, exact_rows: int | None, words: str
+    same: bool | None, exact_rows: int | None, told: list[str]
 ) -> None:
     found = figures([round_(4, 3)] * 40)
-    assert "".join(notes(found, same, exact_rows)) == words
+    assert [*map(gist, notes(found, same, exact_rows))] == told
     found.lane.finish_reason = None  # stopped: it is only shorter
     assert notes(found, same, exact_rows) == []
 
@@ -203,7 +207,7 @@ def test_what_a_server_does_not_tell_is_left_out() -> None:
     plain = run([replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(0, 0)] * 50])
     found = judge(plain, run(rounds))
     assert gist(found.sentence) == "Slower 0.67× a 3.00 2.00 For"
-    assert "extra time per round" not in dict(found.numbers)
+    assert len([name for name, _ in found.numbers if tells(name, "time round")]) == 1  # not what it is spent on
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
     json.dumps(judge(alone(), run(merged)).as_dict(), allow_nan=False)
 
@@ -240,10 +244,10 @@ def test_advice_never_contradicts_the_figures(
         assert found.speed_up < 1 - found.noise
         assert all(speed < max(1.05, 1 + found.noise) for speed in found.by_k)
     words = race_verdict(plain, lane, asked)
-    if needs := re.search(r"needs (\d+\.\d\d) tokens to break even and has (\d+\.\d\d)", words):
+    if needs := re.search(r"needs (\d+\.\d\d)\D+(\d+\.\d\d)", words):
         assert found.side < 0
         assert float(needs[1]) >= float(needs[2])
-    if rates := re.search(r"pass, (\d+)% of those tested where (\d+)% would do", words):
+    if rates := re.search(r"few\D+(\d+)%\D+(\d+)%", words):
         assert int(rates[1]) <= int(rates[2])
     assert words.startswith("Tied") == (abs(found.speed_up - 1) <= found.noise)
     json.dumps(judge(plain, lane, asked).as_dict(), allow_nan=False)
@@ -260,13 +264,12 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
     found = summary(toy, PROMPT, settings, entries, {SPECULATIVE: DraftedLane("draft-model", 3)})
     verdict = found["verdicts"][SPECULATIVE]
     assert found["sentence"] == verdict["sentence"]
-    assert verdict["notes"] == [] or verdict["notes"][0].startswith(("Acceptance falls", "A pass of"))
+    assert {gist(note).split()[0] for note in verdict["notes"][:1]} <= {"Acceptance", "A"}
     lanes = {lane: Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE)}
     judged = Figures.of(lanes[PLAIN], lanes[SPECULATIVE], DraftedLane("draft-model", 3))
     assert judged is not None
     assert [tuple(row) for row in verdict["numbers"]] == numbers(judged)
-    shown = dict(verdict["numbers"])
-    assert shown["tokens per round"] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
+    assert by_words(verdict["numbers"], "tokens round")[0] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
     assert len(judged.by_k) >= 3
     assert judged.by_k[2] == pytest.approx(judged.speed_up)
 
@@ -283,18 +286,18 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
 )
 def test_the_bytes_of_a_pass_are_read_from_a_trace(environment: dict[str, Any], size: int | None) -> None:
     assert weight_bytes(environment) == size
-    shown = dict(numbers(figures([round_(4, 3)] * 40), size and size * 10**9))
-    assert shown.get("weights read per pass, target alone") == (size and f"{size}.000 GB, {size * 100:.1f} GB/s")
+    shown = by_words(numbers(figures([round_(4, 3)] * 40), size and size * 10**9), "weights pass,")
+    assert shown == ([f"{size}.000 GB, {size * 100:.1f} GB/s"] if size else [])
 
 
 def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None:
     found = figures([round_(4, 3)] * 40)
     for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
-        told = dict(numbers(found, 3 * 10**9, rate))
-        assert told["weights read per pass, target alone"] == "3.000 GB, 300.0 GB/s"
-        assert told["share of the memory's speed"].startswith(f"{share} alone, ")
+        told = numbers(found, 3 * 10**9, rate)
+        assert by_words(told, "weights pass,") == ["3.000 GB, 300.0 GB/s"]
+        assert by_words(told, "memory's speed")[0].startswith(f"{share} alone, ")
         alone, drafted = (f"{3 * (lane.rounds + 1):.1f} GB" for lane in (found.plain, found.lane))
-        assert told["weights read for the whole text"] == f"{alone} alone, {drafted} with the drafter"
+        assert by_words(told, "weights text")[0].startswith(f"{alone} alone, {drafted} ")
 
 
 @pytest.mark.parametrize(
