@@ -90,10 +90,9 @@ def test_a_draft_model_is_told_of_the_device_that_it_gets(
 def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: dict[str, Path], tmp_path: Path) -> None:
     report = report_on(preset_of(str(folders["llama"]), str(folders["qwen3"])), "float32", "cpu")
     target, draft, tokenizers, estimate, memory = report.lines()
-    assert "llama: nothing to download; " in target
-    assert tells(target, "memory weights")
-    assert "licence not stated." in draft
-    assert tells(tokenizers, "The tokenizers match")
+    assert tells(target, "llama: nothing memory weights")
+    assert tells(draft, "licence not")
+    assert tells(tokenizers, "tokenizers match")
     share = report.models[1].weights / report.models[0].weights
     assert tells(estimate, f"{folders['qwen3']} {share:.0%} {1 + 4 * share:.1f}")
     assert tells(memory, "they need")
@@ -302,4 +301,4 @@ def test_what_was_fetched_is_listed_and_deleted(
     assert command("cache", "--delete", "model-v1") == (0, "Deleted model-v1, 2.0 MB.\n", "")
     status, _, err = command("cache", "--delete", "model-v1")
     assert status == 2
-    assert err.startswith("specdemo: Nothing called 'model-v1' was fetched.")
+    assert tells(err, "specdemo: Nothing 'model-v1'")

@@ -21,7 +21,7 @@ from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 
 from ..conftest import Command
-from ..sentences import refuses
+from ..sentences import refuses, tells
 from .test_models import text_of
 
 SHORT = 48  # tokens that the draft model reads; the target reads 256
@@ -83,6 +83,4 @@ def test_a_short_draft_model_limits_the_drafter_draft_model_alone(
     assert command(*named, "--drafter", "prompt-lookup", "--max-new-tokens", "60")[0] == 0
     status, _, err = command(*named, "--max-new-tokens", "60")
     assert status == 2
-    assert err.endswith(
-        f"but the context of the draft model {draft} holds {SHORT}. Shorten the prompt or ask for fewer.\n"
-    )
+    assert tells(err.splitlines()[-1], f"60 {draft} {SHORT}.")

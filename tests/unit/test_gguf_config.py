@@ -33,7 +33,7 @@ from tests.harness.engines import ENGINES
 from tests.harness.files import make_tokenizer, write_gguf
 from tests.harness.models import load_by, preset_of, rounded
 
-from ..sentences import refuses
+from ..sentences import refuses, tells
 from .test_llamacpp import NEEDS_LLAMACPP
 
 SIZES: dict[str, Any] = {
@@ -337,8 +337,7 @@ def test_a_file_that_ends_too_early_is_incomplete(gguf: Gguf) -> None:
     whole = path.read_bytes()
     for size in (len(whole) - 64, len(whole) * 9 // 10):
         path.write_bytes(whole[:size])
-        words = rf"^{path.name} is incomplete: it has {size:,} of {len(whole):,} bytes\. Download it again\.$"
-        assert re.match(words, refusal_of(gguf))
+        assert tells(refusal_of(gguf), f"{path.name} incomplete: {size:,} {len(whole):,}")
     path.write_bytes(whole)
     load(preset_of(gguf))
 
@@ -352,20 +351,14 @@ def test_a_type_that_is_not_known_is_named_with_its_tensor(gguf: Gguf, kind: int
     whole[place : place + 4] = struct.pack("<I", kind)
     path.write_bytes(whole)
     for look in (load, report_on):
-        assert f"its tensor output_norm.weight is stored in a type ({kind}) that is not known." in refusal_of(
-            gguf, look
-        )
+        assert tells(refusal_of(gguf, look), f"output_norm.weight ({kind})")
 
 
 @pytest.mark.parametrize(
     ("fields", "tensors", "words"),
     [
-        (
-            {"general.type": "adapter", "adapter.type": "lora"},
-            True,
-            "is a LoRA adapter, which changes a model and is none.",
-        ),
-        ({"general.type": "model"}, False, "is a vocabulary without weights."),
+        ({"general.type": "adapter", "adapter.type": "lora"}, True, "LoRA"),
+        ({"general.type": "model"}, False, "vocabulary"),
     ],
 )
 def test_files_of_other_things_are_called_what_they_are(
@@ -381,7 +374,7 @@ def test_files_of_other_things_are_called_what_they_are(
     writer.write_tensors_to_file()
     writer.close()
     for look in (load, report_on):
-        assert words in refusal_of(gguf, look)
+        assert tells(refusal_of(gguf, look), f"tiny.gguf {words}")
 
 
 def test_a_file_that_is_too_small_for_its_sizes_is_refused_before_memory_is_taken(gguf: Gguf) -> None:
@@ -391,10 +384,7 @@ def test_a_file_that_is_too_small_for_its_sizes_is_refused_before_memory_is_take
     place = whole.find(key) + len(key) + 4
     whole[place : place + 4] = struct.pack("<I", 2**24)
     path.write_bytes(whole)
-    words = (
-        r"^tiny\.gguf lacks weights: its configuration asks for 3,\d+,\d+,\d+ numbers, but its files have \d+,\d+ bytes"
-    )
-    assert re.match(words, refusal_of(gguf))
+    assert re.match(r"tiny\.gguf lacks \D+ 3,\d+,\d+,\d+ \D+ \d+,\d+ ", refusal_of(gguf))
 
 
 def gguf_bytes(*fields: bytes, count: int | None = None) -> BytesIO:
@@ -423,7 +413,7 @@ def test_what_is_larger_than_the_file_takes_no_memory(content: BytesIO) -> None:
             return super().read(size)
 
     file = Counting(content.getvalue())
-    with pytest.raises(ValueError, match="The header of the GGUF file is not whole"):
+    with refuses(ValueError, "header GGUF whole."):
         read_header(file)
     assert file.most < 2**27
 
