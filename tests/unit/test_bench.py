@@ -133,7 +133,7 @@ def test_the_rows_of_drafters_are_over_all_prompts_and_can_be_told(outcome: dict
     assert len(fixed["acceptance_by_place"]) >= 1
     here = {**dict.fromkeys(("dtype", "weights_dtype"), "float32"), "cpu": "this one", "cpu_model": None, "cores": 1}
     told = {"environment": here, "prompts": 2, "rows": json.loads(json.dumps(rows))}
-    assert describe_results(told, "ngram").startswith("Measured speed-up: ")
+    assert tells(describe_results(told, "ngram"), "0 1 3 float32, 2")
 
 
 def test_trees_stand_beside_the_fastest_chain_of_the_same_drafter(outcome: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ def test_trees_stand_beside_the_fastest_chain_of_the_same_drafter(outcome: dict[
             assert row["rows"] == pytest.approx(1 + sum(run["drafted"] for run in ours) / rounds)
     lines = trees_markdown(rows)
     assert len(lines) == 2 + len(rows)
-    assert all(words in "".join(lines) for words in ("a tree of 4", "trees or chains, K = auto"))
+    assert tells("".join(lines), "tree 4 trees chains, auto")
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
     assert tree_rows([run for run in outcome["runs"] if run["method"] != TREE]) == []
 
@@ -176,7 +176,8 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
     assert max(map(len, kept.read_text().splitlines())) < 2000
     assert runs[0]["tokens_per_second"] == pytest.approx(outcome["runs"][0]["tokens_per_second"], rel=1e-5)
     lines = markdown(overall_rows(runs))
-    assert lines[0] == "| | T | tokens/s | times transformers | times the target alone |"
+    assert lines[0].count("|") == 6
+    assert tells(lines[0], "T tokens/s transformers alone")
     assert len(lines) == 2 + 16 * 2
     assert tells("".join(lines), "`ngram` 4")
     assert len(drafters_markdown(runs)) == 2 + 3 * 2

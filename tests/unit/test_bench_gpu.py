@@ -30,6 +30,7 @@ from specdemo.types import BadInput, FinishReason, Token, TokenKind
 from tests.harness.classes import FusedModel
 
 from ..gpu.helpers import graphs_of, tiny
+from ..sentences import tells
 
 pytestmark = pytest.mark.usefixtures("little_room")
 CPU = torch.device("cpu")
@@ -93,7 +94,7 @@ def test_every_measurement_gives_its_rows() -> None:
     assert readers["2 at once, alone"]["tokens_per_round"] == 1
     printed = bench_gpu.table(rows, TINY)
     assert len(printed.splitlines()) > len(rows)
-    assert "of the shape tiny" in printed
+    assert tells(printed, "shape tiny,")
 
 
 @pytest.mark.slow
@@ -286,10 +287,10 @@ def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypat
 
 
 def test_a_part_that_there_is_not_is_refused() -> None:
-    assert "no part called 'speed'" in str(gpu("--tiny", "--only", "passes,speed").exception)
+    assert tells(gpu("--tiny", "--only", "passes,speed").exception, "part 'speed'")
 
 
 def test_without_a_gpu_it_says_so() -> None:
     done = gpu()
     assert isinstance(done.exception, BadInput)
-    assert "There is no GPU to measure here" in str(done.exception)
+    assert tells(done.exception, "GPU --tiny")

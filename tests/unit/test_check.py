@@ -100,7 +100,7 @@ def test_the_answer_is_that_of_the_known_speed(checked: Any, speed: float, answe
     study = checked({"eagle": speed})
     assert study.answer == answer
     assert study.words()[0] == ANSWERS[answer]
-    assert f"With eagle it is {study.found.speed_up.mean:.2f} times as fast" in study.in_short()
+    assert tells(study.in_short(), f"eagle {study.found.speed_up.mean:.2f}")
     assert study.found.speed_up.mean == pytest.approx(speed, rel=0.02)
     assert study.found.tokens_per_round.mean == pytest.approx(TOKENS)
     assert study.found.break_even["tokens_per_round"] == pytest.approx(TOKENS / speed, rel=0.02)
@@ -148,7 +148,7 @@ def test_it_is_unclear_while_a_drafter_that_may_pay_was_not_examined(
     slow_down(monkeypatch, 1)
     study = checked({"ngram": 0.8, "eagle": 1.4}, lucky={"ngram": 1.5}, seconds=28)
     assert (study.answer, study.examined) == (UNCLEAR, ["ngram"])
-    assert any(line.startswith("eagle was faster when the drafters were tried") for line in study.words())
+    assert any(tells(line, "eagle faster tried,") for line in study.words())
 
 
 def test_a_drafter_that_drafts_nothing_does_not_pay(checked: Any) -> None:
@@ -165,7 +165,7 @@ def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked
     assert f'"num_speculative_tokens": {study.k}' in told["vLLM"]
     json.loads(told["vLLM"].split("'")[1])
     assert told["SGLang"].endswith(f"--speculative-num-draft-tokens {study.k + 1}")
-    assert f"should take K = {study.k}." in study.words()[2]
+    assert tells(study.words()[2], f"fixed K {study.k}.")
     page = study.page()
     assert tells(page, "pays")
     assert "prompt_lookup_num_tokens" in page
@@ -270,7 +270,7 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     study = Check(loaded, {})
     assert [*study._compare_weights()][-1] == perplexity.COMPARING_LLAMACPP
     stored, exact, theirs = study.perplexities
-    assert (stored.weights, exact.weights, theirs.weights) == ("stored", "float32", "llama.cpp, the same file")
+    assert (stored.weights, exact.weights, theirs.weights.split(",")[0]) == ("stored", "float32", "llama.cpp")
     assert stored.tokens == theirs.tokens
     assert stored.rms is not None
     assert 0 < stored.rms < 0.01  # the products alone: those in float32 are of the same numbers

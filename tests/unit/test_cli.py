@@ -70,8 +70,7 @@ def test_race_lanes_agree_in_float32(command):
 def test_race_prints_a_table_and_a_sentence(command):
     status, out, _ = command("race", "--prompt", "Hi", "--drafter", "prompt-lookup", "--max-new-tokens", "4")
     assert status == 0
-    assert "target alone" in out
-    assert "tokens per second" in out
+    assert tells(out, "target alone tokens second")
     assert out.rstrip().endswith(".")
 
 
@@ -221,7 +220,7 @@ def test_an_exact_tie_is_told_as_one():
         (["generate", "--prompt", "Hi", "--top-p", "0"], "top-p"),
         (["generate", "--prompt", "Hi", "--top-k", "-1"], "top-k"),
         (["generate", "--prompt", "Hi", "--seed", "-1"], "seed"),
-        (["generate", "--prompt", "Hi", "--max-new-tokens", "0"], "max new tokens"),
+        (["generate", "--prompt", "Hi", "--max-new-tokens", "0"], "max tokens 0"),
         (["generate", "--prompt", "Hi", "--max-new-tokens", "9000"], "8192"),
         (["generate", "--prompt", "Hi", "--preset", "gpt-9"], "smollm2-135m"),
         (["generate", "--prompt", "Hi", "--drafter", "psychic"], "prompt-lookup"),
