@@ -19,7 +19,7 @@ from ...system.hardware import compute_dtype, to_device
 from ..captured_trees import Growth
 from ..chain import NextLogits, NextPass
 from .backends import HeadBackend, NativeBackend, TorchBackend, native_backend
-from .networks import Head, LayeredHead
+from .networks import Head, HeadLayer, LayeredHead
 
 H = TypeVar("H", bound=Head)
 
@@ -42,8 +42,9 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
-            bias, parts = None if child.bias is None else child.bias.detach(), getattr(module, "parts", {})
-            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias, parts.get(name, 1)))
+            bias = None if child.bias is None else child.bias.detach()
+            parts = module.parts.get(name, 1) if isinstance(module, HeadLayer) else 1
+            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias, parts))
         elif isinstance(child, nn.RMSNorm):
             assert child.eps is not None
             module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
