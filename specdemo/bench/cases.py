@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..drafters.names import drafter_class
+from ..drafters.names import DRAFTERS
 from ..models.sources import Source
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..servers.llamacpp_process import can_start
@@ -118,6 +118,6 @@ def cases_of_ours(
 
     drafters = drafters_of(loaded, names)
     cases = [Case(SPECULATIVE, name, k, rule) for name in drafters for k in ks for rule in rules if k != 0]
-    branching = [name for name in drafters if drafter_class(name).branches]
+    branching = [name for name in drafters if DRAFTERS[name].branches]
     cases += [Case(TREE, name, nodes, rule) for name in branching for nodes in trees for rule in rules]
     return list(dict.fromkeys(cases))

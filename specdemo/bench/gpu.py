@@ -27,7 +27,7 @@ from transformers import Qwen3Config
 
 from ..decoding.events import Event, Round
 from ..decoding.match import Match
-from ..drafters.names import drafter_class
+from ..drafters.names import DRAFTERS, drafter_class
 from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
@@ -153,7 +153,7 @@ def preset_trees(on: Gpu) -> None:
     asked = some(read_prompts(PRESETS / "prompts" / on.sizes.prompts), on.sizes.each)
     loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
     try:
-        able = [name for name in TREE_DRAFTERS if not drafter_class(name).unavailable_reason(loaded.parts)]
+        able = [name for name in TREE_DRAFTERS if not drafter_class(name).needs(loaded.parts).missing]
         drafting = cases_of_ours(loaded, ",".join(able), [*on.sizes.ks, AUTO], [MATCH], [*on.sizes.trees, AUTO])
         texts = on.sizes.new_tokens, 1, True
         runs = bench(loaded, asked, [ALONE, *drafting], TREE_TEMPERATURES, *texts)["runs"]
@@ -176,7 +176,7 @@ def preset_rounds(on: Gpu, tree: bool = False) -> None:
     """Rounds of the preset's drafters: their time, the draft's, and what they launch. Drafts are chains, or trees."""
     (asked, *_) = read_prompts(PRESETS / "prompts" / on.sizes.prompts)
     loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
-    able = [name for name in ROUNDS_OF if not drafter_class(name).unavailable_reason(loaded.parts)]
+    able = [name for name in ROUNDS_OF if not drafter_class(name).needs(loaded.parts).missing]
     ids = loaded.encode(asked.prompt)
     try:
         for temperature in PRESET_TEMPERATURES:
@@ -184,7 +184,7 @@ def preset_rounds(on: Gpu, tree: bool = False) -> None:
             every = [("none", replace(settings, k=0)), *((name, settings) for name in able)]
             if tree:
                 branching = replace(settings, k=PRESET_NODES, tree=True)
-                every = [(name, branching) for name in able if drafter_class(name).branches]
+                every = [(name, branching) for name in able if DRAFTERS[name].branches]
             for name, asked_for in every:
                 what = f"{name}, {'a tree of' if tree else 'K ='} {asked_for.k} at T = {temperature:g}"
                 with on.trying(what):

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from ..types import DraftOutcome
 from .chooser import Form
 from .costs import CostModel, DraftPlan, DraftStats
-from .drafter import Drafter
+from .drafter import Drafter, source_of, sources_of
 from .events import Round
 
 PROBING = 0.0125  # share of the time that may be lost by trying forms that did not pay before
@@ -49,11 +49,11 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
     for k, (chance, checking) in enumerate(zip(stats.chances(), passes[2:], strict=False), start=1):
         passing = chance if tree else passing * chance
         tokens += passing
-        cost = checking + constant + each * source.steps(k)
+        cost = checking + constant + each * costs.steps(source.name, k)
         found.append((tokens / cost, cost, k))
     rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
     # A guess that is less likely to pass than this costs more than it brings. A parallel draft has paid for it already.
-    least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - passes[1]) / k
+    least = 0.0 if source.name in costs.parallel and not tree else rate * (cost - constant - passes[1]) / k
     return DraftPlan(rate, cost, k, tree, least)
 
 
@@ -71,12 +71,12 @@ class DraftLengthController:
         if last and last.k:
             self._learn(last)
         if readers != self.readers:
-            self._begin(drafter.sources, readers)
-        source, k, tree = self._pick(most, drafter, ids)
-        if k:
-            self._drafted = source, tree, len(ids) - self._read.get(source.name, 0) > FEW_MISSED
+            self._begin(sources_of(drafter), readers)
+        source, form = self._pick(most, drafter, ids)
+        if form.k:
+            self._drafted = source, form.tree, len(ids) - self._read.get(source.name, 0) > FEW_MISSED
             self._read[source.name] = len(ids)
-        return k, tree
+        return form
 
     def _begin(self, sources: Sequence[Drafter], readers: int) -> None:
         """From now on share passes with so many readers in all."""
@@ -88,9 +88,9 @@ class DraftLengthController:
                 stats.plan = best_length(self.costs, stats, source, tree, readers)
             self._let_rest(forms)
 
-    def _pick(self, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, int, bool]:
-        """The drafter, the K and the form of the next draft: of those that do not rest the worst, so that the best
-        goes on when the others have been tried.
+    def _pick(self, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, Form]:
+        """The drafter and the form of the next draft: of those that do not rest the worst, so that the best goes on
+        when the others have been tried.
         """
         resting = True
         for forms in self._forms.values():
@@ -98,16 +98,15 @@ class DraftLengthController:
                 stats.rest -= 1
                 resting = resting and stats.rest > 0
         if resting or not most:  # to look which of them would draft takes longer than all this
-            return drafter, 0, False
-        source = drafter.draft_source(ids)
+            return drafter, Form(0)
+        source = source_of(drafter, ids)
         due = [stats for stats in self._forms[source.name] if stats.rest <= 0]
         if not due:
-            return source, 0, False
+            return source, Form(0)
         stats = min(due, key=lambda stats: stats.plan)
         if not stats.timed:  # unless it promises to pay, one of the readers tries it first
             stats.rest = self.readers
-        source.stop_below = stats.plan.stop_below
-        return source, min(stats.plan.k, most), stats.plan.tree
+        return source, Form(min(stats.plan.k, most), stats.plan.tree, stats.plan.stop_below)
 
     def _let_rest(self, forms: Sequence[DraftStats], tried: DraftStats | None = None, reading: float = 0.0) -> None:
         """Let the form that was tried rest for what it lost, of which `reading` is the cost of what its drafter had
@@ -127,7 +126,7 @@ class DraftLengthController:
         """Learn what the draft of the last round cost, and what became of it."""
         (source, tree, missed), costs = self._drafted, self.costs
         stats, outcomes = costs.drafts[source.name, tree], [token.outcome for token in last.drafted]
-        steps, (constant, each) = source.steps(len(outcomes)), stats.line()
+        steps, (constant, each) = costs.steps(source.name, len(outcomes)), stats.line()
         cost = last.draft_seconds / costs.baseline_seconds
         reading = max(cost - constant - each * steps, 0.0) if missed else 0.0
         if not reading:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..engines.runner import Pass, Wanted, read_together
+from ..engines.runner import Pass, PendingPass, read_together
 from ..system.progress import Stopped
 from .events import Event, Round
 from .loop import Decoding
@@ -59,13 +59,13 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
 
     The seconds of an event are those of its decoding's own work, and of each pass its share by rows.
     """
-    coming, going, readers = enumerate(decodings), dict[int, _Going](), at_once
+    coming, going, readers = enumerate(decodings), dict[int, _Running](), at_once
     try:
         while True:
             going = {index: one for index, one in going.items() if one.wanted}
             for index, decoding in islice(coming, at_once - len(going)):
                 decoding.readers = readers
-                going[index] = _Going(index, decoding)
+                going[index] = _Running(index, decoding)
                 yield from going[index].go_on()
             if not going:
                 return
@@ -79,10 +79,10 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
             one.steps.close()
 
 
-class _Going:
+class _Running:
     """A decoding that has begun. It waits for the logits of `wanted`, unless it has ended."""
 
-    wanted: Wanted | None = None
+    wanted: PendingPass | None = None
 
     def __init__(self, index: int, decoding: Decoding) -> None:
         self.index, self.decoding, self.steps = index, decoding, decoding.steps()
@@ -98,7 +98,7 @@ class _Going:
         self.wanted = None
         try:
             step = self.steps.throw(outcome) if isinstance(outcome, Exception) else self.steps.send(outcome)
-            while not isinstance(step, Wanted):
+            while not isinstance(step, PendingPass):
                 yield self.index, step
                 step = next(self.steps)
             self.wanted = step
@@ -111,17 +111,17 @@ class _Going:
         self.waits_since = time.perf_counter()
 
 
-def _groups(going: Iterable[_Going]) -> Iterator[list[_Going]]:
+def _groups(going: Iterable[_Running]) -> Iterator[list[_Running]]:
     """Those whose passes are next, in groups that read together. Drafts are finished before the target reads them."""
     waiting = [one for one in going if one.wanted]
-    groups = defaultdict[int, list[_Going]](list)
+    groups = defaultdict[int, list[_Running]](list)
     for one in [one for one in waiting if one.drafts] or waiting:
         assert one.wanted
         groups[id(one.wanted.together or one)].append(one)
     yield from groups.values()
 
 
-def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | Failed]]:
+def _read(group: Sequence[_Running], readers: int) -> Iterator[tuple[int, Event | Failed]]:
     """One pass of a group, and what follows until each needs another."""
     wanted = [one.wanted for one in group if one.wanted]
     began = time.perf_counter()
@@ -140,7 +140,7 @@ def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | 
         costs.learn_pass(rows, seconds)
 
 
-def _outcomes(wanted: Sequence[Wanted]) -> list[Tensor | Exception]:
+def _outcomes(wanted: Sequence[PendingPass]) -> list[Tensor | Exception]:
     """The logits of each, or its error, from one pass. If that pass fails, each is read by itself: it does not say
     whose rows it failed for.
     """

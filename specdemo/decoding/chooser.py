@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..types import Settings
 from .drafter import Drafter
 from .events import Round
 
-Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
+
+class Form(NamedTuple):
+    """Of a draft: K, whether it is a tree, and when it stops, see `DraftOptions`."""
+
+    k: int
+    tree: bool = False
+    stop_below: float = 0.0
 
 
 class Chooser(Protocol):
@@ -32,11 +38,11 @@ class Given:
         self.forms = iter(forms)
 
     def choose(self, most: int, last: Round | None, drafter: Drafter, ids: Sequence[int], readers: int) -> Form:
-        k, tree = next(self.forms)
-        return k if tree and most else min(k, most), tree
+        k, tree, stop_below = next(self.forms)
+        return Form(k if tree and most else min(k, most), tree, stop_below)
 
 
 def fixed(settings: Settings) -> Given:
     """The K and the form that were asked for, in every round."""
     assert isinstance(settings.k, int), "K = auto needs a chooser"
-    return Given(repeat((settings.k, settings.tree)))
+    return Given(repeat(Form(settings.k, settings.tree)))

@@ -7,7 +7,7 @@ runs between two passes is plain Python: the processor's caches are cold then, a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
@@ -26,8 +26,10 @@ OUTLIER = 1.5  # a pass slower than this many times the usual time counts as thi
 class CostModel:
     """What is learnt from all runs of the same models with the same kind of sampling, round by round."""
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` maps numbers of tokens, 1 among them, to the time of a pass. Other lengths are interpolated."""
+    def __init__(self, seconds: Mapping[int, float], parallel: Container[str] = ()) -> None:
+        """`seconds` maps numbers of tokens, 1 among them, to the time of a pass. Other lengths are interpolated. A
+        draft of many tokens by one of the `parallel` drafters costs what a draft of one costs."""
+        self.parallel = parallel
         lengths = sorted(seconds)
         # An interruption makes a pass look dear, never cheap, so no pass may cost more than a longer one.
         least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
@@ -38,6 +40,10 @@ class CostModel:
         self.drafts = defaultdict[tuple[str, bool], DraftStats](DraftStats)  # by (drafter, whether they are trees)
         self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
         self.tried = set[tuple[str, bool]]()  # what `measuring.try_out` has measured: (drafter, whether trees too)
+
+    def steps(self, drafter: str, tokens: int) -> int:
+        """How many sequential steps a draft of this many tokens takes."""
+        return min(tokens, 1) if drafter in self.parallel else tokens
 
     def most_k(self, readers: int = 1) -> int:
         """The largest K that auto picks for each of several readers: a pass over it was measured."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..engines.quantized import Weight
-from ..engines.runner import Runner, Wanted, read_together
+from ..engines.runner import PendingPass, Runner, read_together
 from ..types import Draft
 from .answer import Answer
 from .rule import Rule
@@ -48,6 +48,7 @@ class DrafterParts:
     final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama
     translator: Translator | None = None  # for a draft model with another tokenizer
     draft_context: int | None = None  # the most tokens that the draft model was made to read
+    draft_device: torch.device | None = None  # of the draft model's logits
     draft_name: str = ""
     remembered: Sequence[Sequence[int]] = ()  # the tokens of earlier answers to the person who asks
 
@@ -55,7 +56,7 @@ class DrafterParts:
 T = TypeVar("T")
 
 
-def alone(steps: Generator[Wanted, Tensor, T]) -> T:
+def alone(steps: Generator[PendingPass, Tensor, T]) -> T:
     """The result of what yields passes, each of which is read by itself."""
     try:
         wanted = next(steps)
@@ -67,102 +68,114 @@ def alone(steps: Generator[Wanted, Tensor, T]) -> T:
         return result
 
 
-def answered(logits: Tensor | Wanted) -> Generator[Wanted, Tensor, Tensor]:
+def answered(logits: Tensor | PendingPass) -> Generator[PendingPass, Tensor, Tensor]:
     """The logits, or those of the pass that gives them."""
-    return (yield logits) if isinstance(logits, Wanted) else logits
+    return (yield logits) if isinstance(logits, PendingPass) else logits
+
+
+class DraftOptions(NamedTuple):
+    """How a draft is to be made.
+
+    Attributes:
+        depth: the most tokens on a path of a tree; None asks for a chain.
+        stop_below: of K = auto. A chain ends with the token at which the chance that all its tokens pass falls below
+            this. A tree holds no token but the first with a lower chance to pass.
+        alone: whether no passes of other prompts can be one with the drafter's own, so that it may call captured work.
+    """
+
+    depth: int | None = None
+    stop_below: float = 0.0
+    alone: bool = False
+
+
+CHAIN = DraftOptions()
+
+
+class Needs(NamedTuple):
+    """What a preset has for a drafter.
+
+    Attributes:
+        missing: why this preset cannot use it, in words; None if it can.
+        context: the longest run that it can read, in tokens; None if it can read what the target can.
+        device: the one that computes a draft, whose clock times it; None stands for that of the target's logits.
+    """
+
+    missing: str | None = None
+    context: int | None = None
+    device: torch.device | None = None
 
 
 class Drafter:
     """Proposes tokens for the target to check. One object serves one run.
 
-    A new drafter is one new file with a subclass of this and one line in `drafters.names.DRAFTERS`.
-    Whatever it proposes, the text stays the target's own. Under rejection sampling this requires that `Draft.probs` is
-    exactly the distribution its tokens were drawn from (or None if they were not drawn).
+    A new drafter is one new file with a subclass of this and one line in `drafters.names.DRAFTERS`: its `name`, what it
+    needs, and `propose`. Whatever it proposes, the text stays the target's own. Under rejection sampling this requires
+    that `Draft.probs` is exactly the distribution its tokens were drawn from (or None if they were not drawn).
     """
 
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
-    parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
-    branches: ClassVar[bool] = False  # whether it can draft a tree
-    remembers: ClassVar[bool] = False  # whether it copies from `DrafterParts.remembered`
-    # Set by K = auto. A chain ends with the token at which the chance that all its tokens pass falls below this. A tree
-    # holds no token but the first with a lower chance to pass.
-    stop_below: float = 0.0
-    reads_alone: bool = False  # set by the loop where no passes of other prompts can be one with its own
-
-    @property
-    def drafts_on(self) -> torch.device | None:
-        """The device that computes a draft, whose clock times it; None stands for the device of the target's logits."""
-        return None
 
     @classmethod
-    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        """Why this preset cannot use the drafter, in words; None if it can."""
-        return None
-
-    @classmethod
-    def context_limit(cls, parts: DrafterParts) -> int | None:
-        """The longest run that it can read, in tokens; None if it can read what the target can."""
-        return None
+    def needs(cls, parts: DrafterParts) -> Needs:
+        return Needs()
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
         """A drafter for one run. `runner` is the target's; `rule` draws the tokens."""
         return cls()
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a run."""
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Proposal:
+        """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last).
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
-        """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last)."""
-        raise NotImplementedError
-
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """A tree of at most `nodes` >= 1 chosen tokens, at most `depth` >= 1 of them on a path.
-
-        Only drafters with `branches` are asked for one. Likelier tokens come first, as far as parents allow, so that a
+        With a `depth` they are a tree of chosen tokens. Likelier ones come first, as far as parents allow, so that a
         smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
+
+        A drafter that reads a model is a generator. It yields the passes that it needs, so that those of several
+        prompts can be one (`batch`), is sent their logits, and returns the draft.
         """
         raise NotImplementedError
-
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
-        """Draft a chain as `propose` does, or with a `depth` a tree as `propose_tree` does.
-
-        Yields the passes that it needs, so that those of several prompts can be one, and is sent their logits.
-        """
-        yield from ()
-        return self.propose(context, k) if depth is None else self.propose_tree(context, k, depth)
-
-    @property
-    def sources(self) -> Sequence[Drafter]:
-        """All that `draft_source` may name."""
-        return [self]
-
-    def draft_source(self, context: Sequence[int]) -> Drafter:
-        """The drafter that would propose what follows `context`: this one, unless it hands over to another.
-
-        K = auto learns about each of them by its name.
-        """
-        return self
-
-    def steps(self, tokens: int) -> int:
-        """How many sequential steps a draft of this many tokens takes."""
-        return min(tokens, 1) if self.parallel_drafting else tokens
 
     def observe(self, answer: Answer) -> None:
-        """Learn what became of the last draft."""
+        """Learn what became of the last draft; the first call follows the pass over the prompt."""
 
     def release(self) -> None:
         """Free what the run allocated. Safe to call twice."""
 
 
-class ModelDrafter(Drafter):
-    """A drafter that a model computes: it has `drafting`, and drafts alone by it."""
+Proposal: TypeAlias = Draft | Generator[PendingPass, Tensor, Draft]
 
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+
+def drafted(proposal: Proposal) -> Generator[PendingPass, Tensor, Draft]:
+    """The draft, by the passes that it needs."""
+    return proposal if isinstance(proposal, Draft) else (yield from proposal)
+
+
+class Either(Drafter):
+    """Hands over to one of two drafters, in each round anew. K = auto learns about each of them by its own name."""
+
+    def __init__(self, first: Drafter, other: Drafter) -> None:
+        self.first, self.other = first, other
+
+    def choice(self, context: Sequence[int]) -> Drafter:
+        """Which of the two would propose what follows `context`."""
         raise NotImplementedError
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
-        return alone(self.drafting(context, k))
+    def observe(self, answer: Answer) -> None:
+        self.first.observe(answer)  # both in every round: a head reads the states of all tokens
+        self.other.observe(answer)
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        return alone(self.drafting(context, nodes, depth))
+    def release(self) -> None:
+        self.first.release()
+        self.other.release()
+
+
+def source_of(drafter: Drafter, context: Sequence[int]) -> Drafter:
+    """The drafter that would propose what follows `context`: this one, unless it hands over to another."""
+    while isinstance(drafter, Either):
+        drafter = drafter.choice(context)
+    return drafter
+
+
+def sources_of(drafter: Drafter) -> list[Drafter]:
+    """All that `source_of` may name."""
+    return [*sources_of(drafter.first), *sources_of(drafter.other)] if isinstance(drafter, Either) else [drafter]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engines.gpu.capture import CudaCapture
-from ..engines.runner import Pass, Runner, Wanted
+from ..engines.runner import Pass, PendingPass, Runner
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
     MATCH,
@@ -27,7 +27,7 @@ from ..types import (
 from .answer import Answer, row_parents
 from .chooser import Chooser, fixed
 from .costs import CostModel
-from .drafter import Drafter
+from .drafter import Drafter, DraftOptions, drafted
 from .events import Distributions, Event, Finished, Prefilled, Round
 from .match import Match
 from .rejection import Rejection
@@ -70,6 +70,7 @@ class Decoding:
         chooser: of the draft of each round; without one all have the K of `settings`.
         readers: how many prompts are decoded at once, see `batch.decode_batch`.
         distributions: whether its rounds come with what they were drawn from.
+        drafts_on: see `Needs.device`.
         waited: seconds of its time in which others went on.
     """
 
@@ -83,10 +84,11 @@ class Decoding:
     chooser: Chooser | None = None
     readers: int = 1
     distributions: bool = False
+    drafts_on: torch.device | None = None
     waited: float = 0.0
 
     @torch.inference_mode()
-    def steps(self) -> Generator[Event | Wanted, Tensor, None]:
+    def steps(self) -> Generator[Event | PendingPass, Tensor, None]:
         """The loop. It yields what happens as it happens, and the passes that it needs, whose logits are sent to it.
 
         Invariant: at the start of a round the newest token is pending: it is in `ids` but no cache has
@@ -98,15 +100,14 @@ class Decoding:
             if not prompt_ids:
                 raise BadInput("The prompt is empty.")
             check_room(len(prompt_ids), settings, runner.context)
-            drafter.reads_alone = self.readers == 1
             chooser = self.chooser or fixed(settings)
 
             began = self._clock()
             logits = yield from self._read_prompt()  # [1, V]
-            drafter.reset(prompt_ids)
             answer = rule.verify(rule.masked(logits, Draft()), Draft(), len(prompt_ids), runner.captured)
             written: list[int] = []  # what follows the prompt in `ids`
             answer, reason = self._write(answer, written)
+            drafter.observe(answer)
             ids = [*prompt_ids, *written]
             rule.advance(ids[-1:])
             yield Prefilled(len(prompt_ids), answer.emitted[0], self._clock() - began, settings.seed)
@@ -114,14 +115,15 @@ class Decoding:
             index, last = 0, None
             while reason is None:
                 # Draft: the drafter guesses what follows the text.
-                drafting_on, waited = drafter.drafts_on or runner.device, self._away()
+                drafting_on, waited = self.drafts_on or runner.device, self._away()
                 began, drafts_from = self._clock(), timestamp(drafting_on)
                 most = settings.max_new_tokens - len(written) - 1  # a round emits up to k + 1
-                k, tree = chooser.choose(most, last, drafter, ids, self.readers)
+                k, tree, stop_below = chooser.choose(most, last, drafter, ids, self.readers)
                 draft = Draft()
                 if k:
-                    draft = yield from drafter.drafting(ids, k, most if tree else None)
-                drafted, waited = timestamp(drafting_on), self._away() - waited
+                    options = DraftOptions(most if tree else None, stop_below, self.readers == 1)
+                    draft = yield from drafted(drafter.propose(ids, k, options))
+                drafted_at, waited = timestamp(drafting_on), self._away() - waited
 
                 # Pass: the target reads the pending token and the draft.
                 logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
@@ -138,7 +140,7 @@ class Decoding:
                 runner.keep([node + 1 for node in path_of(guesses)][: len(emitted)])
                 drafter.observe(answer)
                 ended = self._clock()
-                drafting = elapsed_seconds(drafts_from, drafted) - waited
+                drafting = elapsed_seconds(drafts_from, drafted_at) - waited
                 verifying = verified_at - began - drafting
                 last = Round(index, guesses, emitted, drafting, verifying, ended - began, k, ahead=draft.ahead)
                 if self.distributions:
@@ -150,7 +152,7 @@ class Decoding:
             drafter.release()
             runner.release()
 
-    def _read_prompt(self) -> Generator[Wanted, Tensor, Tensor]:
+    def _read_prompt(self) -> Generator[PendingPass, Tensor, Tensor]:
         """Read the prompt; where others read too, in pieces beside their rounds, so that they need not wait for all.
 
         Where passes are exact up to fewer rows than a piece has, pieces would change the last bits of its states.

@@ -16,14 +16,14 @@ from .adaptive_k import DraftLengthController
 from .batch import decode
 from .chooser import Form
 from .costs import CostModel
-from .drafter import Drafter
+from .drafter import Drafter, source_of
 from .loop import Decoding
 from .rule import Rule
 
 CALIBRATION_SECONDS = 0.6
 MEASURED_TOKENS = 64  # the most of a pass that several readers share, unless these are two for each
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # the passes that a calibration measures, up to the largest that auto uses
-TRIED: tuple[Form, ...] = (1, False), (4, False), (2, True), (8, True)  # the drafts of the runs of `try_out`
+TRIED = Form(1), Form(4), Form(2, True), Form(8, True)  # the drafts of the runs of `try_out`
 TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # of each run; and of a pass above which there are no runs
 
 
@@ -62,12 +62,11 @@ class Trial(DraftLengthController):
     """Always the same form, from which K = auto learns."""
 
     def __init__(self, costs: CostModel, form: Form) -> None:
-        super().__init__(costs, form[1])
+        super().__init__(costs, form.tree)
         self.form = form
 
-    def _pick(self, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, int, bool]:
-        k, tree = self.form
-        return drafter.draft_source(ids), min(k, most), tree
+    def _pick(self, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, Form]:
+        return source_of(drafter, ids), self.form._replace(k=min(self.form.k, most))
 
 
 def try_out(
@@ -86,7 +85,7 @@ def try_out(
     if costs.baseline_seconds <= SLOW_PASS:
         tell(f"measuring the cost of drafts by {drafter}")
         for form in TRIED if tree else TRIED[:2]:
-            run = short(*form)
+            run = short(form.k, form.tree)
             run.chooser = Trial(costs, form)
             with closing(decode(run)) as events:  # type: ignore[type-var]
                 next(events)  # the prefill; the first draft reads the prompt as well

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ..decoding.answer import Answer
-from ..decoding.drafter import Drafter, ModelDrafter
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Runner, Wanted
+from ..engines.runner import PendingPass, Runner
 from ..system.hardware import to_device
 from ..types import AUTO, Ahead, BadInput, Draft
 from .chain import fitted
@@ -63,7 +63,7 @@ class Branch:
     confidences: list[float] = field(default_factory=list)
 
 
-class DraftingAhead(ModelDrafter):
+class DraftingAhead(Drafter):
     """A draft model that prepares the next draft in a thread of its own. See `Settings.ahead`.
 
     Attributes:
@@ -73,7 +73,8 @@ class DraftingAhead(ModelDrafter):
     in_turn = False
 
     def __init__(self, drafter: DraftModel, target: Runner, rule: Rule) -> None:
-        self.drafter, self.rule = drafter, rule
+        self.drafter, self.rule, self.name = drafter, rule, drafter.name  # type: ignore[misc]
+        self._stop_below = 0.0  # of the last draft
         device = drafter.runner.device
         self._shares = device == target.device  # drafter and target take time from each other
         self._threads = torch.get_num_threads() if self._shares and device.type == "cpu" else 1
@@ -98,38 +99,30 @@ class DraftingAhead(ModelDrafter):
             raise BadInput(f"The draft model cannot draft ahead: {reason}.")
         return cls(drafter, target, rule)
 
-    @property
-    def drafts_on(self) -> torch.device | None:
-        return self.drafter.drafts_on
-
-    @property
-    def sources(self) -> Sequence[Drafter]:
-        return [self.drafter]
-
-    def draft_source(self, context: Sequence[int]) -> Drafter:
-        return self.drafter
-
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
-        self._written = len(context)
+    def propose(
+        self, context: Sequence[int], k: int, options: DraftOptions = CHAIN
+    ) -> Generator[PendingPass, Tensor, Draft]:
+        self._written, self._stop_below = len(context), options.stop_below
         if not self._collect():
             return Draft(ahead=Ahead(False, 0, 0.0))
         prepared = sum(bool(branch.drawn) for branch in self._branches)
         hit, told = self._hit, Ahead(self._hit is not None, prepared, self._seconds)
-        draft = yield from self._go_on(hit, context, k) if hit else self.drafter.drafting(context, k)
+        draft = yield from self._go_on(hit, context, k) if hit else self.drafter.propose(context, k, options)
         self._hit, self._branches, self._seconds = None, [], 0.0
         if len(draft.token_ids):
             self._prepare_next(list(context), [int(token) for token in draft.token_ids], k)
         return replace(draft, ahead=told)
 
-    def _go_on(self, branch: Branch, context: Sequence[int], k: int) -> Generator[Wanted, Tensor, Draft]:
+    def _go_on(self, branch: Branch, context: Sequence[int], k: int) -> Generator[PendingPass, Tensor, Draft]:
         """The draft that begins with what was prepared. What was not is drafted now."""
         count, all_pass = 0, 1.0
         for confidence in branch.confidences[:k]:
             count, all_pass = count + 1, all_pass * confidence
-            if all_pass < self.drafter.stop_below:
+            if all_pass < self._stop_below:
                 k = count
                 break
-        return (yield from self.drafter.chain(context, k, branch.drawn[:count], all_pass))
+        drawn = branch.drawn[:count]
+        return (yield from self.drafter.chain(context, k, self._stop_below, drawn=drawn, all_pass=all_pass))
 
     def observe(self, answer: Answer) -> None:
         self._tests += min(answer.accepted + 1, len(answer.guesses))
@@ -194,7 +187,7 @@ class DraftingAhead(ModelDrafter):
                 token_ids += torch.cat([each.column for each in drawn]).tolist()
                 for row, branch, each in zip(logits, branches, drawn, strict=True):
                     branch.drawn.append(each)
-                    branch.confidences.append(rule.confidence(row[None], each) if self.drafter.stop_below else 1.0)
+                    branch.confidences.append(rule.confidence(row[None], each) if self._stop_below else 1.0)
             self._branches = branches
         self._seconds = time.perf_counter() - began
 

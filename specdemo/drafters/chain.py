@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from ..decoding.drafter import alone, answered
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.capture import CapturedFunctions
-from ..engines.runner import Wanted
+from ..engines.runner import PendingPass
 from ..system.hardware import to_device
 from ..types import Draft
 
 NextLogits = Callable[[Sequence[Tensor]], Tensor]
 """Gets the tokens drawn so far, [1] int64 each, and returns the logits of the next one, [1, V]."""
-NextPass = Callable[[Sequence[Tensor]], Tensor | Wanted]
+NextPass = Callable[[Sequence[Tensor]], Tensor | PendingPass]
 """The same, or returns a pass whose last row gives them."""
 
 
@@ -32,7 +32,7 @@ def draw_chain(
     stop_below: float = 0.0,
     begun: Sequence[Drawn] = (),
     all_pass: float = 1.0,
-) -> Generator[Wanted, Tensor, Draft]:
+) -> Generator[PendingPass, Tensor, Draft]:
     """Draw at most k tokens one after another, the first for `position`. See `Drafter.drafting`.
 
     The chain may have `begun` with tokens of the whole target's vocabulary; `all_pass` is then the chance of these.
@@ -65,7 +65,7 @@ def draws(
     stop_below: float = 0.0,
     begun: Sequence[Drawn] = (),
     all_pass: float = 1.0,
-) -> Generator[Wanted, Tensor, list[Drawn]]:
+) -> Generator[PendingPass, Tensor, list[Drawn]]:
     """The tokens of `draw_chain`, drawn with these numbers (`Rule.draft_numbers`)."""
     drawn = [*begun]
     tokens = [token.column for token in begun]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..decoding.answer import Answer
-from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
+from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.graph import CapturedPasses, GraphRunner
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Pass, Runner, Wanted
+from ..engines.runner import Pass, PendingPass, Runner
 from ..types import BadInput, Draft
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from .chain import CapturedChains, draw_chain, fitted
@@ -43,7 +42,7 @@ class ModelTree:
         return fitted(self.passes.branching(growth.token_ids, paths, growth.depth), self.vocab_size)
 
 
-class DraftModel(ModelDrafter):
+class DraftModel(Drafter):
     """Draws K tokens from a small model, one after another, under the target's own warping.
 
     Its cache holds the context and the draft without its last token, which was never read. `observe` keeps
@@ -54,19 +53,16 @@ class DraftModel(ModelDrafter):
     """
 
     name = "draft-model"
-    branches = True
 
     def __init__(self, runner: Runner, vocab_size: int, rule: Rule) -> None:
         self.runner, self.vocab_size, self.rule = runner, vocab_size, rule
         self._context_length = 0
 
     @classmethod
-    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        return None if parts.make_draft_runner is not None else "this preset has no draft model"
-
-    @classmethod
-    def context_limit(cls, parts: DrafterParts) -> int | None:
-        return None if parts.translator else parts.draft_context  # with a translator it reads the end of a long text
+    def needs(cls, parts: DrafterParts) -> Needs:
+        missing = None if parts.make_draft_runner is not None else "this preset has no draft model"
+        context = None if parts.translator else parts.draft_context  # with a translator it reads the end of a long text
+        return Needs(missing, context, parts.draft_device)
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
@@ -89,16 +85,15 @@ class DraftModel(ModelDrafter):
             raise BadInput(f"The draft model cannot draft a tree: {drafting.cannot_branch}. Draft a chain.")
         return cls(drafting, target.vocab_size, rule)
 
-    @property
-    def drafts_on(self) -> torch.device:
-        return self.runner.device
-
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+    def propose(
+        self, context: Sequence[int], k: int, options: DraftOptions = CHAIN
+    ) -> Generator[PendingPass, Tensor, Draft]:
         """A tree takes one pass for each depth, over all tokens up to that depth where it is not captured. None of them
         stays in the cache."""
+        depth, stop, alone = options
         if depth is None:
-            return (yield from self.chain(context, k))
-        runner, first, stop = self.runner, self._unread(context), self.stop_below
+            return (yield from self.chain(context, k, stop, alone))
+        runner, first = self.runner, self._unread(context)
         if first is None:
             return Draft()
         token_ids: list[int] = []
@@ -110,7 +105,7 @@ class DraftModel(ModelDrafter):
             return Pass(runner, token_ids, parents)
 
         logits = (yield first)[-1:]
-        if self.reads_alone and isinstance(runner, GraphRunner) and CapturedTrees.possible():
+        if alone and isinstance(runner, GraphRunner) and CapturedTrees.possible():
             passes = runner.begin_tree()
             trees = CapturedTrees(partial(ModelTree, passes, self.vocab_size), passes.functions, None, DEPTHS)
             return trees.draw([logits], k, depth, self.rule, len(context), stop)
@@ -121,13 +116,19 @@ class DraftModel(ModelDrafter):
         return draft
 
     def chain(
-        self, context: Sequence[int], k: int, drawn: Sequence[Drawn] = (), all_pass: float = 1.0
-    ) -> Generator[Wanted, Tensor, Draft]:
+        self,
+        context: Sequence[int],
+        k: int,
+        stop_below: float = 0.0,
+        alone: bool = False,
+        drawn: Sequence[Drawn] = (),
+        all_pass: float = 1.0,
+    ) -> Generator[PendingPass, Tensor, Draft]:
         """A chain of at most k tokens, which begins with those that are `drawn` already. See `draw_chain`."""
         runner, first = self.runner, self._unread(context, drawn)
         if first is None:
             return Draft()
-        if self.reads_alone and not drawn and isinstance(runner, GraphRunner):
+        if alone and not drawn and isinstance(runner, GraphRunner):
             logits = (yield first)[-1:]
             passes = runner.begin_chain(k - 1)
             chains = CapturedChains(passes.following, passes.functions, None, self.vocab_size)
@@ -136,8 +137,8 @@ class DraftModel(ModelDrafter):
         def next_logits(tokens: Sequence[Tensor]) -> Pass:
             return Pass(runner, tokens[-1]) if len(tokens) > len(drawn) else first
 
-        size, stop = self.vocab_size, self.stop_below
-        return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, stop, drawn, all_pass))
+        size = self.vocab_size
+        return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, stop_below, drawn, all_pass))
 
     def _unread(self, context: Sequence[int], drawn: Sequence[Drawn] = ()) -> Pass | None:
         """The pass over what the cache lacks; None where that cannot be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..decoding.drafter import DrafterParts
+from ..decoding.drafter import DrafterParts, Needs
 from ..decoding.rule import Rule
 from ..engines.runner import Runner
 from .draft_model import DraftModel
@@ -20,8 +20,8 @@ class LayerSkip(DraftModel):
     name = "layer-skip"
 
     @classmethod
-    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        return None if parts.skip_layers else "this preset names no layer to stop at"
+    def needs(cls, parts: DrafterParts) -> Needs:
+        return Needs(None if parts.skip_layers else "this preset names no layer to stop at")
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> DraftModel:

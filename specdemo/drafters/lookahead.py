@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 from ..decoding.answer import Answer
-from ..decoding.drafter import Drafter
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..types import MAX_NODES, Draft
 from .tree import tree_of
 
@@ -29,22 +29,23 @@ class Lookahead(Drafter):
     """
 
     name = "lookahead"
-    branches = True
 
     def __init__(self) -> None:
-        self.reset(())
-
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        self._fill: Iterator[int] = cycle(prompt_ids or [0])  # guesses where nothing is known
-        self._levels = [self._unknown(WIDEST) for _ in range(LEVELS)]  # the first token after the text comes first
+        self._fill: Iterator[int] = cycle([0])  # guesses where nothing is known: the prompt
+        self._levels = list[list[int]]()  # in each the first token after the text comes first
         self._grams: dict[int, dict[tuple[int, ...], None]] = {}  # what followed a token, the oldest first
         self._ends: list[int] = []  # of the columns in the last draft
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
+        if not self._levels:
+            self._fill = cycle(context[:-1] or [0])
+            self._levels = [self._unknown(WIDEST) for _ in range(LEVELS)]
+        if options.depth is not None:
+            return self._tree(context, k, options.depth)
         self._ends = []
         return Draft(self._levels[0][:k])
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+    def _tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         tree: dict[tuple[int, int], int] = {}  # the place of each token by its parent's and itself
 
         def add(parent: int, token: int) -> int:
@@ -67,6 +68,8 @@ class Lookahead(Drafter):
         return tree_of(tree)
 
     def observe(self, answer: Answer) -> None:
+        if not self._levels:
+            return
         emitted = answer.accepted + 1
         if self._ends and answer.target_ids:
             top = [answer.target_ids[end + 1] for end in self._ends]

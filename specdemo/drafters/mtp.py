@@ -10,11 +10,11 @@ from torch.nn import Module
 from transformers.modeling_layers import MtpModel
 
 from ..decoding.answer import Answer
-from ..decoding.drafter import DrafterParts, ModelDrafter
+from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs
 from ..decoding.rule import Rule
 from ..engines.eager import for_sampling
 from ..engines.preallocated_cache import PreallocatedCache
-from ..engines.runner import Runner, Wanted
+from ..engines.runner import PendingPass, Runner
 from ..system.hardware import to_device
 from ..system.progress import tell
 from ..types import MAX_K, Draft
@@ -62,7 +62,7 @@ class MtpHead:
         return last, for_sampling(self.layer.shared_head(last))
 
 
-class Mtp(ModelDrafter):
+class Mtp(Drafter):
     """Draws K tokens one after another from the target's own MTP layer.
 
     As in `heads.eagle`, the layer's cache holds one entry for each token that the target has read; those of drafted
@@ -75,15 +75,13 @@ class Mtp(ModelDrafter):
         self.head, self.runner, self.rule = head, runner, rule
         self._unread: list[Tensor] = []  # states without an entry in the cache, [T, hidden] each
         self._live = 0  # entries made of the target's states
+        self._cache = PreallocatedCache(runner.context + MAX_K)
         runner.capture_hidden_states([head.target_layers - 1])
 
-    @property
-    def drafts_on(self) -> torch.device:
-        return self.head.device
-
     @classmethod
-    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        return parts.open_mtp if isinstance(parts.open_mtp, str) else None
+    def needs(cls, parts: DrafterParts) -> Needs:
+        missing = parts.open_mtp if isinstance(parts.open_mtp, str) else None
+        return Needs(missing, device=parts.embeddings[0].device if parts.embeddings else None)
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Mtp:
@@ -97,12 +95,9 @@ class Mtp(ModelDrafter):
             parts.ready_heads[cls.name] = parts.open_mtp()
         return cls(parts.ready_heads[cls.name], runner, rule)
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        self._cache = PreallocatedCache(self.runner.context + MAX_K)
-        self._unread, self._live = [], 0
-        self._take(len(prompt_ids))
-
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+    def propose(
+        self, context: Sequence[int], k: int, options: DraftOptions = CHAIN
+    ) -> Generator[PendingPass, Tensor, Draft]:
         states, self._unread = torch.cat(self._unread), []
         live, self._live = self._live, self._live + len(states)
         unread = to_device(context[-len(states) :], self.head.device)
@@ -115,16 +110,12 @@ class Mtp(ModelDrafter):
             return logits
 
         size = self.runner.vocab_size
-        return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, self.stop_below))
+        return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, options.stop_below))
 
     def observe(self, answer: Answer) -> None:
-        self._take(answer.accepted + 1)
-
-    def _take(self, count: int) -> None:
-        """Keep the states of the first `count` tokens of the target's last pass."""
-        states = self.runner.hidden_states
+        states = self.runner.hidden_states  # of what was kept of the last pass
         assert states is not None, "the target has read the text"
-        self._unread.append(self.head.normed(states[:count]))
+        self._unread.append(self.head.normed(states))
 
     def release(self) -> None:
         self._unread, self._cache = [], PreallocatedCache(0)

@@ -5,8 +5,9 @@ It imports no torch: a drafter's own module is imported when its class is asked 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..types import BadInput
 
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
     from ..decoding.drafter import Drafter
 
 
-class Entry(NamedTuple):
-    """The path of a drafter's class, "module:Class" in this package, what it does in a few words, and one line more.
+class Listing(NamedTuple):
+    """What is known of a drafter without importing it.
 
-    `drafts_ahead` says whether it can draft ahead, see `drafters.ahead`. The others are those of the class, for code
-    that must not import it.
+    Attributes:
+        path: of its class, "module:Class" in this package.
+        does: what it does, in a few words.
+        description: one line more.
+        parallel_drafting: a draft of many tokens costs what a draft of one costs.
+        branches: it can draft a tree.
+        drafts_ahead: it can draft while the target verifies, see `drafters.ahead`.
+        remembers: it copies from `DrafterParts.remembered`.
     """
 
     path: str
@@ -31,98 +38,118 @@ class Entry(NamedTuple):
 
 
 DRAFTERS = {
-    "none": Entry("none:NoDrafter", "Nothing", "No speculation: the target alone.", branches=False),
-    "prompt-lookup": Entry(
+    "none": Listing("none:NoDrafter", "Nothing", "No speculation: the target alone.", branches=False),
+    "prompt-lookup": Listing(
         "prompt_lookup:PromptLookup",
         "Copies earlier words",
         "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
     ),
-    "suffix": Entry(
+    "suffix": Listing(
         "suffix:Suffix",
         "Copies what mostly followed, also in earlier answers",
         "Counts what followed the same words in prompt, text and remembered answers. Free; shines on repeated work.",
         remembers=True,
     ),
-    "ngram": Entry(
+    "ngram": Listing(
         "ngram:Ngram",
         "Looks up which word mostly follows",
         "A table of which token follows which, counted in the target's own writing. Nearly free; knows phrases.",
     ),
-    "lookup-ngram": Entry(
-        "lookup_first:LookupNgram",
+    "lookup-ngram": Listing(
+        "lookup_first:LookupFirst",
         "Copies earlier words, else looks up what mostly follows",
         "Prompt lookup where the text repeats itself, the n-gram table elsewhere. Nearly free.",
     ),
-    "eagle": Entry(
+    "eagle": Listing(
         "heads.eagle:Eagle",
         "A small trained head",
         "A trained head that reads the target's hidden states. Good guesses; each costs one thin layer.",
     ),
-    "p-eagle": Entry(
+    "p-eagle": Listing(
         "heads.peagle:PEagle",
         "A trained head of several layers that guesses all at once",
         "A P-EAGLE head: it reads what eagle reads, and drafts all K tokens in one pass.",
         parallel_drafting=True,
     ),
-    "block": Entry(
+    "block": Listing(
         "heads.block:Block",
         "A trained head that guesses all at once",
         "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less accurate.",
         parallel_drafting=True,
     ),
-    "dspark": Entry(
+    "dspark": Listing(
         "heads.block:DSpark",
         "A trained head that guesses all at once, then in order",
         "A block head like DSpark: one pass for all K tokens, then a small term for each token and the one before.",
         parallel_drafting=True,
     ),
-    "dflash2": Entry(
+    "dflash2": Listing(
         "heads.block:DFlash2",
         "A trained head that guesses all at once, then chooses in order",
         "A block head like DFlash 2: one pass names candidates for all places, then the token before chooses of them.",
         parallel_drafting=True,
     ),
-    "medusa": Entry(
+    "medusa": Listing(
         "heads.medusa:Medusa",
         "Several trained outputs, one for each guess",
         "A trained head with one output for each position of the draft, all from one hidden state. The cheapest head.",
         parallel_drafting=True,
     ),
-    "mtp": Entry(
+    "mtp": Listing(
         "mtp:Mtp",
         "A layer that the target brings along",
         "The layer for further tokens (MTP) that some targets were trained with. Good guesses; each costs that layer.",
         branches=False,
     ),
-    "lookup-block": Entry(
-        "lookup_first:LookupBlock",
+    "lookup-block": Listing(
+        "lookup_first:LookupFirst",
         "Copies earlier words, else a head that guesses all at once",
         "Prompt lookup where the text repeats itself, the block head elsewhere.",
         parallel_drafting=True,
     ),
-    "lookup-eagle": Entry(
-        "lookup_first:LookupEagle",
+    "lookup-eagle": Listing(
+        "lookup_first:LookupFirst",
         "Copies earlier words, else a small trained head",
         "Prompt lookup where the text repeats itself, the eagle head elsewhere.",
     ),
-    "draft-model": Entry(
+    "lookup-draft-model": Listing(
+        "lookup_first:LookupFirst",
+        "Copies earlier words, else a smaller model",
+        "Prompt lookup where the text repeats itself, the draft model elsewhere.",
+    ),
+    "lookup-mtp": Listing(
+        "lookup_first:LookupFirst",
+        "Copies earlier words, else a layer that the target brings along",
+        "Prompt lookup where the text repeats itself, the layer for further tokens (MTP) elsewhere.",
+        branches=False,
+    ),
+    "draft-model": Listing(
         "draft_model:DraftModel",
         "A smaller model",
         "A smaller model drafts. Good guesses, but each costs a small pass.",
         drafts_ahead=True,
     ),
-    "lookahead": Entry(
+    "lookahead": Listing(
         "lookahead:Lookahead",
         "The target's own guesses, collected",
         "The target's own passes guess ahead and collect phrases. Needs no model. Pays off if long passes are cheap.",
     ),
-    "layer-skip": Entry(
+    "layer-skip": Listing(
         "layer_skip:LayerSkip",
         "The target's own first layers",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         drafts_ahead=True,
     ),
 }
+
+
+LOOKUP = "lookup-"  # begins the names of those that copy first, before that of another drafter
+PARALLEL = {"forced", *(name for name, entry in DRAFTERS.items() if entry.parallel_drafting)}
+
+
+def behind(name: str) -> str:
+    """The drafter of this name, without the lookup before it."""
+    return name.removeprefix(LOOKUP)
 
 
 def menu() -> list[tuple[str, str]]:
@@ -140,8 +167,12 @@ def check_known(name: str) -> None:
         raise BadInput(f"There is no drafter called {name!r}. Choose one of: {', '.join(DRAFTERS)}.")
 
 
+@cache
 def drafter_class(name: str) -> type[Drafter]:
     """The class of a drafter in `DRAFTERS`; this imports its module."""
     module, _, cls = DRAFTERS[name].path.partition(":")
-    found: type[Drafter] = getattr(import_module(f"{__package__}.{module}"), cls)
-    return found
+    found: Any = getattr(import_module(f"{__package__}.{module}"), cls)
+    if name.startswith(LOOKUP):
+        found = found.before(name, drafter_class(behind(name)))
+    kind: type[Drafter] = found
+    return kind

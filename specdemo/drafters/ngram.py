@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..decoding.drafter import Drafter, DrafterParts, alone
+from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs, Proposal
 from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner
@@ -118,14 +118,13 @@ class Ngram(Drafter):
     """Draws each token from the table, given the last few."""
 
     name = "ngram"
-    branches = True
 
     def __init__(self, table: NgramTable, rule: Rule) -> None:
         self.table, self.rule = table, rule
 
     @classmethod
-    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        return None if parts.ngram_table is not None else "this preset ships no n-gram table"
+    def needs(cls, parts: DrafterParts) -> Needs:
+        return Needs(None if parts.ngram_table is not None else "this preset ships no n-gram table")
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Ngram:
@@ -138,10 +137,13 @@ class Ngram(Drafter):
             )
         return cls(table, rule)
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
-        return alone(draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=self.stop_below))
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Proposal:
+        stop = options.stop_below
+        if options.depth is not None:
+            return self._tree(context, k, options.depth, stop)
+        return draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=stop)
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+    def _tree(self, context: Sequence[int], nodes: int, depth: int, stop_below: float) -> Draft:
         next_logits, nothing = self._next_logits(context), tuple[Tensor, ...]()
 
         def children(drawn: tuple[Tensor, ...]) -> Iterator[Child[tuple[Tensor, ...]]]:
@@ -151,7 +153,7 @@ class Ngram(Drafter):
                 if share > 0:
                     yield int(token), share, (*drawn, token)
 
-        return grow(nothing, children, nodes, depth, self.stop_below)
+        return grow(nothing, children, nodes, depth, stop_below)
 
     def _next_logits(self, context: Sequence[int]) -> NextLogits:
         text = list(context[-len(self.table.orders) :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..decoding.drafter import Drafter
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..types import Draft
 
 
@@ -13,5 +13,5 @@ class NoDrafter(Drafter):
 
     name = "none"
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
         return Draft()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..decoding.drafter import Drafter
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..types import Draft
 from .tree import grow
 
@@ -27,17 +27,15 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt-lookup"
-    branches = True
 
     def __init__(self) -> None:
-        self.reset(())
-
-    def reset(self, prompt_ids: Sequence[int]) -> None:
         # For each n-gram, the positions of the tokens that followed it.
         self._followers: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self._indexed = 0
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
+        if options.depth is not None:
+            return self._tree(context, k, options.depth)
         position = self.match(context)
         if position is None:
             return Draft()
@@ -62,10 +60,10 @@ class PromptLookup(Drafter):
             if positions := self._followers.get(tuple(context[-n:])):
                 yield n, positions
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+    def _tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         """What followed at each earlier place, merged where the copies agree.
 
-        >>> draft = PromptLookup().propose_tree([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], nodes=4, depth=2)
+        >>> draft = PromptLookup().propose([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 4, DraftOptions(depth=2))
         >>> draft.token_ids, draft.parents
         ([4, 3, 8, 9], [-1, -1, 0, 1])
         """

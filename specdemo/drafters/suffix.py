@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions
 from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner
@@ -23,14 +23,14 @@ FACTOR = 4  # a path has at most so many tokens for each token that matches
 LEAST = 0.5  # a draft ends before a token that makes it less likely than this, by counts, to pass as a whole
 
 
-class Match(NamedTuple):
+class SuffixMatch(NamedTuple):
     """An end of the text and where it occurs: a state of an automaton and the length of its stretch."""
 
     automaton: SuffixAutomaton
     state: int
     length: int
 
-    def following(self, most: int) -> Iterator[Child[Match]]:
+    def following(self, most: int) -> Iterator[Child[SuffixMatch]]:
         """The tokens that followed most often, with their shares. Where nothing did, a shorter end may know more."""
         automaton, state, length = self
         if length >= LONGEST:
@@ -44,7 +44,7 @@ class Match(NamedTuple):
             if tokens := [token for token in ranked if token != AFTER and counts[found[token]]]:
                 for token in tokens:
                     after = found[token]
-                    yield token, counts[after] / total, Match(automaton, after, length + 1)
+                    yield token, counts[after] / total, SuffixMatch(automaton, after, length + 1)
                 return
             state = automaton.links[state]
             length = automaton.lengths[state]
@@ -60,8 +60,6 @@ class Suffix(Drafter):
     """
 
     name = "suffix"
-    branches = True
-    remembers = True
 
     def __init__(self, remembered: Sequence[Sequence[int]] = ()) -> None:
         """
@@ -71,16 +69,12 @@ class Suffix(Drafter):
         self._earlier = SuffixAutomaton()
         for token_ids in remembered:
             self._earlier.extend([*token_ids, AFTER])
-        self.reset(())
+        self._text = SuffixAutomaton()
+        self._matched = ROOT, 0  # the end of the text that occurs in the remembered ones
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Suffix:
         return cls(parts.remembered)
-
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        self._text = SuffixAutomaton()
-        self._matched = ROOT, 0  # the end of the text that occurs in the remembered ones
-        self._read(prompt_ids)
 
     def _read(self, context: Sequence[int]) -> None:
         new = context[len(self._text) :]
@@ -88,31 +82,33 @@ class Suffix(Drafter):
         for token in new:
             self._matched = self._earlier.step(*self._matched, token)
 
-    def match(self, context: Sequence[int]) -> Match:
+    def match(self, context: Sequence[int]) -> SuffixMatch:
         """The longest end of the text that occurred before; of equal ones that in the text itself."""
         self._read(context)
         here, earlier = self._text.repeated(), self._matched
-        return Match(self._text, *here) if here[1] >= earlier[1] else Match(self._earlier, *earlier)
+        return SuffixMatch(self._text, *here) if here[1] >= earlier[1] else SuffixMatch(self._earlier, *earlier)
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
+        if options.depth is not None:
+            return self._tree(context, k, options.depth, options.stop_below)
         at = self.match(context)
         most, all_pass = min(k, FACTOR * at.length), 1.0
         token_ids: list[int] = []
         while len(token_ids) < most and (child := next(at.following(1), None)):
             token, share, at = child
             all_pass *= share
-            if all_pass < (max(LEAST, self.stop_below) if token_ids else 0):
+            if all_pass < (max(LEAST, options.stop_below) if token_ids else 0):
                 break
             token_ids.append(token)
         return Draft(token_ids)
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+    def _tree(self, context: Sequence[int], nodes: int, depth: int, stop_below: float) -> Draft:
         """What followed, the tokens with the largest values first, see `tree`.
 
-        >>> draft = Suffix().propose_tree([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 1, 2], nodes=4, depth=2)
+        >>> draft = Suffix().propose([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 1, 2], 4, DraftOptions(depth=2))
         >>> draft.token_ids, draft.parents
         ([3, 4, 9, 8], [-1, -1, 0, 0])
         """
         at = self.match(context)
         depth = min(depth, FACTOR * at.length)
-        return grow(at, lambda match: match.following(WIDTH), nodes, depth, self.stop_below) if depth else Draft()
+        return grow(at, lambda match: match.following(WIDTH), nodes, depth, stop_below) if depth else Draft()

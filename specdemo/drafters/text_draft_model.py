@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.answer import DRAFTER_OVERFLOWED
-from ..decoding.drafter import Drafter, Translator
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Translator
 from ..decoding.sampling import largest
 from ..engines.runner import Runner
 from ..types import Draft, NotFinite
@@ -36,11 +36,7 @@ class TextDraftModel(Drafter):
         self._read: list[int] = []  # the tokens in the cache
         self._skipped = 0  # how many tokens at the beginning of the text it does not read
 
-    @property
-    def drafts_on(self) -> torch.device:
-        return self.runner.device
-
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
         runner, text = self.runner, self.translator.to_draft(context)
         if len(text) - self._skipped + k > runner.context:
             self._skipped = max(len(text) - runner.context // 2, 0)

@@ -20,7 +20,7 @@ from ..decoding.answer import DRAFTER_OVERFLOWED
 from ..decoding.drafter import answered
 from ..decoding.rule import Rule
 from ..engines.rows import MOST_ROWS, WIDTH
-from ..engines.runner import Wanted
+from ..engines.runner import PendingPass
 from ..types import Draft, NotFinite
 from .chain import fitted
 
@@ -109,7 +109,7 @@ def grow(
 
 def grow_by_depth(
     logits: Tensor,
-    read: Callable[[list[int], list[int]], Tensor | Wanted],
+    read: Callable[[list[int], list[int]], Tensor | PendingPass],
     nodes: int,
     depth: int,
     rule: Rule,
@@ -118,7 +118,7 @@ def grow_by_depth(
     stop_below: float = 0.0,
     width: int = WIDTH,
     most_rows: int = MOST_ROWS,
-) -> Generator[Wanted, Tensor, Draft]:
+) -> Generator[PendingPass, Tensor, Draft]:
     """A tree of at most `nodes` tokens, `depth` of them on a path, for models, which read tokens.
 
     A token that is not among the `nodes` best up to its depth has no descendant among them, so it is not read.

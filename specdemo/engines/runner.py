@@ -191,7 +191,7 @@ class States(NamedTuple):
         return States.of(path_rows(self.tensor, path))
 
 
-class Wanted:
+class PendingPass:
     """A pass that is waited for. Passes of the same `together` can be one pass."""
 
     @property
@@ -217,11 +217,11 @@ class Wanted:
         raise NotImplementedError
 
 
-W = TypeVar("W", bound=Wanted)
+W = TypeVar("W", bound=PendingPass)
 
 
 @dataclass(frozen=True, slots=True)
-class Pass(Wanted):
+class Pass(PendingPass):
     """What a runner is to read: a prompt, or more tokens, see `Runner.prefill` and `Runner.forward`."""
 
     runner: Runner
@@ -264,7 +264,7 @@ Capturing: TypeAlias = Callable[[object, Callable[..., Any]], Callable[..., Any]
 
 
 @torch.inference_mode()
-def read_together(passes: Sequence[Wanted]) -> list[Tensor]:
+def read_together(passes: Sequence[PendingPass]) -> list[Tensor]:
     """The logits of one pass, or of several that have the same `together`."""
     together = passes[0].together
     return [each.read() for each in passes] if together is None or len(passes) == 1 else together.read(passes)

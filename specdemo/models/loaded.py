@@ -20,7 +20,7 @@ from ..decoding import sampling
 from ..decoding.constraint import Constraint, tokenizer_of
 from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
-from ..drafters.names import DRAFTERS
+from ..drafters.names import DRAFTERS, behind
 from ..engines.choose import MakeRunner, dtype_in_range
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.families import attending_layers, knows
@@ -133,7 +133,7 @@ class Loaded:
     def cannot_branch(self, drafter: str) -> str | None:
         """Why an available drafter cannot draft trees here; None if it can."""
         runners = [self.target_runner]
-        if drafter == "draft-model" and self.parts.make_draft_runner:
+        if behind(drafter) == "draft-model" and self.parts.make_draft_runner:
             runners.append(self.draft_runner)
         if not DRAFTERS[drafter].branches or (len(runners) > 1 and self.parts.translator):
             return f"the drafter {drafter} drafts chains only"
@@ -307,6 +307,7 @@ def _load(
         embeddings=opened.embeddings,
         make_draft_runner=make_draft_runner,
         draft_context=context_of(drafts[0].config) if drafts else None,
+        draft_device=draft_opened[0].device if drafts else None,
         draft_name=str(preset.draft_model or ""),
         ngram_table=preset.ngram_table,
         skip_layers=preset.skip_layers,

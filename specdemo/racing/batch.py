@@ -11,6 +11,7 @@ from ..decoding.batch import Failed, decode_batch
 from ..decoding.chooser import Given
 from ..decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
 from ..decoding.loop import Decoding, rule_for
+from ..drafters.names import behind
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..types import MAX_SEED, Settings
@@ -58,7 +59,7 @@ def check_prompts(
     check_rule(drafter, settings, at_once)
     for prompt in prompts:
         check_fits(loaded, len(prompt), settings, drafter)
-    bytes_per_token = lanes * loaded.token_bytes["target"] + loaded.token_bytes.get(drafter, 0)
+    bytes_per_token = lanes * loaded.token_bytes["target"] + loaded.token_bytes.get(behind(drafter), 0)
     longest = max(map(len, prompts)) + settings.max_new_tokens
     check_caches([bytes_per_token] * min(at_once, len(prompts)), longest, loaded.device)
 

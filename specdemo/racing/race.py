@@ -21,7 +21,7 @@ from ..decoding.rule import Rule
 from ..decoding.walk import branches
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst
-from ..drafters.names import DRAFTERS, check_known, drafter_class
+from ..drafters.names import DRAFTERS, PARALLEL, behind, check_known, drafter_class
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..system.progress import tell
@@ -39,7 +39,7 @@ TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired
 def check_drafter(loaded: Loaded, drafter: str) -> None:
     """Refuse a drafter that does not exist or that this preset has nothing for."""
     check_known(drafter)
-    if reason := drafter_class(drafter).unavailable_reason(loaded.parts):
+    if reason := drafter_class(drafter).needs(loaded.parts).missing:
         raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
 
 
@@ -51,7 +51,7 @@ def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters
     """
     check_room(prompt_tokens, settings, loaded.context)
     for drafter in drafters:
-        if (limit := drafter_class(drafter).context_limit(loaded.parts)) is not None:
+        if (limit := drafter_class(drafter).needs(loaded.parts).context) is not None:
             check_room(prompt_tokens, settings, limit, f" of the draft model {loaded.parts.draft_name}")
 
 
@@ -84,7 +84,7 @@ def drafters_of(loaded: Loaded, names: str) -> list[str]:
         BadInput: one of those named does not exist, or this preset has nothing for it.
     """
     if not names:
-        able = (name for name in DRAFTERS if not drafter_class(name).unavailable_reason(loaded.parts))
+        able = (name for name in DRAFTERS if not drafter_class(name).needs(loaded.parts).missing)
         return [name for name in able if name != "none"]
     chosen = [name.strip() for name in names.split(",")]
     for name in chosen:
@@ -117,7 +117,7 @@ def start(
         settings = replace(settings, k=0)
     costs = costs_of(loaded, settings)
     if costs and settings.k == AUTO and (drafter, settings.tree) not in costs.tried:
-        limit = min(drafter_class(drafter).context_limit(loaded.parts) or loaded.context, loaded.context)
+        limit = min(drafter_class(drafter).needs(loaded.parts).context or loaded.context, loaded.context)
         tried = prompt_ids[-TRIED_TOKENS:]
         short = replace(settings, max_new_tokens=min(TRIED_TOKENS, limit - len(tried)), stop=(), ahead=0)
 
@@ -140,7 +140,7 @@ def decoding_of(
 ) -> Decoding:
     """What decodes a prompt by the loaded target with a drafter by name; `none` drafts nothing at any K."""
     if drafter == "none":
-        chooser = Given(repeat((0, False)))
+        chooser = Given(repeat(Form(0)))
     elif chooser is None and rule.settings.k == AUTO:
         assert costs, "K = auto needs costs"
         chooser = DraftLengthController(costs, rule.settings.tree)
@@ -156,7 +156,8 @@ def decoding_of(
     if rule.constraint and drafter != "none":
         proposing = ForcedFirst(rule.constraint, proposing)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
-    return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, chooser)
+    drafts_on = drafter_class(drafter).needs(loaded.parts).device
+    return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, chooser, drafts_on=drafts_on)
 
 
 def costs_of(loaded: Loaded, settings: Settings, readers: int = 1) -> CostModel | None:
@@ -170,7 +171,7 @@ def costs_of(loaded: Loaded, settings: Settings, readers: int = 1) -> CostModel 
     if settings.k == AUTO and kind not in loaded.costs:
         tell("measuring the cost of a pass")
         runner = loaded.target_runner((MAX_K + 1) * readers + 1)
-        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), readers))
+        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), readers), PARALLEL)
     return loaded.costs.get(kind)
 
 
@@ -195,7 +196,7 @@ def race(
         check_rule(lane.drafter, lane.settings_in(settings))
     check_fits(loaded, len(prompt_ids), settings, *(lane.drafter for lane in drafted.values()))
     target = loaded.token_bytes["target"]
-    drafting = [target + loaded.token_bytes.get(lane.drafter, 0) for lane in drafted.values()]
+    drafting = [target + loaded.token_bytes.get(behind(lane.drafter), 0) for lane in drafted.values()]
     check_caches([target, *drafting], len(prompt_ids) + settings.max_new_tokens, loaded.device)
     runs = {PLAIN: start(loaded, "none", prompt_ids, settings)}
     for name, lane in drafted.items():
@@ -279,7 +280,7 @@ def recorded_settings(events: Sequence[Event], drafter: str, settings: Settings)
     auto = settings.k == AUTO and drafter != "none"
     # Of a draft that stopped early, as many tokens as it had are asked for. Not of a parallel draft or a tree: with a
     # smaller K these have other tokens.
-    at_once = drafter_class(drafter).parallel_drafting
+    at_once = DRAFTERS[drafter].parallel_drafting
     rounds = [event for event in events if isinstance(event, Round)]
     trees = [settings.tree and (branches(event.drafted) or not event.drafted) for event in rounds]
     ks = [
@@ -291,7 +292,8 @@ def recorded_settings(events: Sequence[Event], drafter: str, settings: Settings)
         raise BadInput("This race cannot be run again: its trace does not say which K was chosen in each round.")
     usual = 0 if drafter == "none" or settings.k == AUTO else int(settings.k)
     settings = replace(settings, k=usual, seed=settings.seed if seed is None else seed)
-    return settings, chain(zip((usual if k is None else k for k in ks), trees, strict=True), repeat((0, False)))
+    recorded = (Form(usual if k is None else k, tree) for k, tree in zip(ks, trees, strict=True))
+    return settings, chain(recorded, repeat(Form(0)))
 
 
 def _first(count: int, events: Iterator[Event]) -> Iterator[Event]:

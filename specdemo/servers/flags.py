@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..drafters.names import behind
+
 
 @dataclass(frozen=True, slots=True)
 class Flags:
@@ -69,9 +71,9 @@ FLAGS = {
 
 N_GRAMS, DRAFT_MODEL, HEAD, PARALLEL_HEAD = "n-grams", "a draft model", "a head", "a P-EAGLE head"
 KINDS = {
-    **dict.fromkeys(("prompt-lookup", "ngram", "lookup-ngram", "suffix"), N_GRAMS),
+    **dict.fromkeys(("prompt-lookup", "ngram", "suffix"), N_GRAMS),
     "draft-model": DRAFT_MODEL,
-    **dict.fromkeys(("eagle", "lookup-eagle"), HEAD),
+    "eagle": HEAD,
     "p-eagle": PARALLEL_HEAD,
 }
 ELSEWHERE = {  # transformers 5.17: `generation/configuration_utils.py`
@@ -107,7 +109,7 @@ def elsewhere(drafter: str, k: int, draft_model: str = "") -> list[tuple[str, st
 
     DRAFT and HEAD stand for what a person has to name.
     """
-    flags = ELSEWHERE.get(KINDS.get(drafter, ""), {})
+    flags = ELSEWHERE.get(KINDS.get(behind(drafter), ""), {})
     return [(name, _filled(flag, k).replace("DRAFT", draft_model or "DRAFT")) for name, flag in flags.items()]
 
 

@@ -10,6 +10,7 @@ from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Prefilled, Round
+from ..drafters import names
 from ..drafters.names import drafter_class
 from ..system.imports import Later
 from ..types import COMMAND, MAX_K, Field, Settings
@@ -207,7 +208,7 @@ def summarise(timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
 def _drafters(timings: Sequence[Timing], one_pass: float | None) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(timing.name for timing in timings if timing.part == "draft"):
         drafts = [timing for timing in timings if (timing.part, timing.name) == ("draft", name) and timing.tokens]
-        parallel = drafter_class(name).parallel_drafting
+        parallel = names.DRAFTERS[name].parallel_drafting
         each = [draft.seconds / draft.tokens for draft in drafts]
         cost = [draft.seconds for draft in drafts] if parallel else each
         yield {

@@ -376,7 +376,7 @@ class Engine:
                 self.status = Status(stage, preset, words, fraction, loaded=loaded, **more)
 
     def _unavailable(self) -> dict[str, str]:
-        reasons = {name: drafter_class(name).unavailable_reason(self._loaded.parts) for name in DRAFTERS}
+        reasons = {name: drafter_class(name).needs(self._loaded.parts).missing for name in DRAFTERS}
         return {name: reason for name, reason in reasons.items() if reason}
 
 

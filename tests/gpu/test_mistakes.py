@@ -55,7 +55,7 @@ def of_the_pass(
 
 
 def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(blind))
+    monkeypatch.setattr(models, "ops_for", lambda *asked: with_attend(blind))
     with pytest.raises(AssertionError, match=r"relative errors: .*'attend'"):
         test_kernels.test_operations_agree_with_float64(CPU, torch.float32, (4, 2, 16))
 
@@ -72,9 +72,9 @@ def test_kernels_that_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attention_whose_sums_depend_on_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(each_by_itself))
+    monkeypatch.setattr(models, "ops_for", lambda *asked: with_attend(each_by_itself))
     test_kernels.test_a_row_of_attention_is_the_same_bits_in_every_pass(CPU)
-    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(stretched))
+    monkeypatch.setattr(models, "ops_for", lambda *asked: with_attend(stretched))
     with pytest.raises(AssertionError, match="0 of 20 passes"):
         test_kernels.test_a_row_of_attention_is_the_same_bits_in_every_pass(CPU)
 
@@ -115,14 +115,14 @@ def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(stretched))
+    monkeypatch.setattr(models, "ops_for", lambda *asked: with_attend(stretched))
     with pytest.raises(AssertionError, match="of 9 equal to ours alone"):
         test_texts.test_drafts_change_no_bit(CPU, "qwen3")
 
 
 def test_a_drafter_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafting = Block.drafting
-    monkeypatch.setattr(Block, "drafting", lambda *asked: (torch.ones(1).tolist(), drafting(*asked))[1])
+    propose = Block.propose
+    monkeypatch.setattr(Block, "propose", lambda *asked: (torch.ones(1).tolist(), propose(*asked))[1])
     with pytest.raises(AssertionError, match="'block at T = 0, match': 2"):
         test_waits.test_a_round_waits_once(CPU)
 

@@ -14,6 +14,7 @@ from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.types import MAX_NODES, Draft, Settings
 from tests.harness.classes import GraphRunner
+from tests.harness.doubles import accepting, proposed
 
 from .helpers import ByTable, graphs_of, tiny, tree_of_host
 
@@ -51,8 +52,8 @@ def test_a_captured_head_grows_trees_of_the_same_values(device: torch.device, na
         runner = GraphRunner(graphs, 200)
         drafter = kind(ready, runner, rule_for(ASKED[1]))
         runner.prefill(prompt[:-1])
-        drafter.reset(prompt[:-1])
-        found.append(values_of(drafter.propose_tree(prompt, 20, 6)))
+        drafter.observe(accepting(0))
+        found.append(values_of(proposed(drafter, prompt, 20, depth=6)))
         drafter.release()
         runner.release()
     torch.testing.assert_close(*found, rtol=1e-3, atol=0)

@@ -19,7 +19,7 @@ from transformers import (
 
 from specdemo.decoding import batch, loop
 from specdemo.decoding.answer import Answer
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, alone, drafted
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS, Pass, Runner
@@ -171,6 +171,11 @@ def accepting(count: int, last: int = 0) -> Answer:
     return answering(Draft([0] * count), count, Token(last, TokenKind.BONUS))
 
 
+def proposed(drafter: Drafter, context: Sequence[int], k: int, **options: Any) -> Draft:
+    """The draft of a drafter whose passes are read by themselves; for `options` see `DraftOptions`."""
+    return alone(drafted(drafter.propose(context, k, DraftOptions(**options))))
+
+
 class Scripted(Drafter):
     """Proposes what a function of (context, k) says, and keeps what it was told."""
 
@@ -181,7 +186,7 @@ class Scripted(Drafter):
         self.answers: list[Answer] = []
         self.released = 0
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
         draft = self.script(list(context), k)
         return draft if isinstance(draft, Draft) else Draft(list(draft))
 
@@ -220,10 +225,8 @@ def full(vocab: int, rows: int) -> Shape:
 class Planting(Scripted):
     """Proposes the tree that a function of (context, nodes) says."""
 
-    branches = True
-
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        token_ids, parents = self.script(list(context), nodes)
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
+        token_ids, parents = self.script(list(context), k)
         return Draft(token_ids, parents=parents, tree=True)
 
 
@@ -249,7 +252,7 @@ HOSTILE_TREES: dict[str, Callable[[list[int], int], Shape]] = {
 class Doubtful(Scripted):
     """Whose probability of a token is no number."""
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
         return replace(super().propose(context, k), q=torch.full((k,), torch.nan))
 
 

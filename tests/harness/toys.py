@@ -31,6 +31,7 @@ from specdemo.drafters.mtp import MtpHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.types import Settings
 from tests.harness.classes import EagerRunner
+from tests.harness.doubles import accepting
 from tools.train.data import ASSISTANT
 from tools.train.ngram import build_table
 
@@ -150,7 +151,7 @@ class Toy:
     def drafter(self, name: str, runner: Any, settings: Settings, rule: Rule | None = None) -> Drafter:
         """A drafter by name, as a race builds it."""
         kind = drafter_class(name)
-        reason = kind.unavailable_reason(self.parts)
+        reason = kind.needs(self.parts).missing
         assert reason is None, f"give the toys what the drafter {name} needs: {reason}"
         rule = rule or rule_for(settings)
         made = kind.build(self.parts, runner, rule)
@@ -251,7 +252,7 @@ def head_after(toy: Any, name: str, text: Sequence[int], settings: Settings) -> 
     runner = toy.target_runner(256)
     drafter = toy.drafter(name, runner, settings)
     runner.prefill(text[:-1])
-    drafter.reset(text[:-1])
+    drafter.observe(accepting(0))
     return drafter
 
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
-from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.memory_rate import memory_rate
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.figures import Figures, alpha_for, memory_shares, noise, weight_bytes
@@ -64,13 +63,6 @@ def by_words(rows: list[Any], words: str) -> list[str]:
 
 
 # The figures ------------------------------------------------------------------------------------------------
-
-
-def test_drafters_are_listed_with_what_their_classes_say() -> None:
-    for name, entry in DRAFTERS.items():
-        cls = drafter_class(name)
-        for told in ("parallel_drafting", "branches", "remembers"):
-            assert getattr(entry, told) == getattr(cls, told)
 
 
 def test_what_another_k_would_give_is_computed_from_the_same_rounds() -> None:

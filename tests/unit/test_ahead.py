@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdemo.decoding.answer import Answer
+from specdemo.decoding.drafter import CHAIN, DraftOptions
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import ahead
@@ -134,8 +135,8 @@ def test_texts_that_end_in_mid_round_are_those_without(toy: TableToy, name: str)
 class Filling(DraftingAhead):
     """On a miss it drafts any token, at once."""
 
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Any:
-        draft = yield from super().drafting(context, k)
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Any:
+        draft = yield from super().propose(context, k, options)
         if draft.ahead and not draft.ahead.hit and draft.ahead.prepared:
             filler = (context[-1] + len(context)) % self.drafter.vocab_size
             return Draft([filler] * len(draft.token_ids), ahead=draft.ahead)
@@ -226,7 +227,7 @@ def test_the_target_goes_on_alone_while_a_drafter_stalls(toy: TableToy, monkeypa
 class Late(DraftingAhead):
     """Its first preparation ends while the target verifies the round after the one that it is for."""
 
-    rounds = 0
+    rounds = -1  # the prompt is none
 
     def observe(self, answer: Answer) -> None:
         self.rounds += 1

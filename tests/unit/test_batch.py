@@ -23,7 +23,7 @@ from specdemo.decoding import batch
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
-from specdemo.engines.runner import Pass, Wanted
+from specdemo.engines.runner import Pass, PendingPass
 from specdemo.models import placement
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
@@ -126,7 +126,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[int]]]:
     """The passes that several share: what reads them together, and the rows of each."""
     read, passes_read = batch.read_together, list[tuple[Any, list[int]]]()
 
-    def watched(passes: Sequence[Wanted]) -> list[Tensor]:
+    def watched(passes: Sequence[PendingPass]) -> list[Tensor]:
         if len(passes) > 1:
             passes_read.append((passes[0].together, [each.rows for each in passes]))
         return read(passes)
@@ -228,10 +228,10 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True)
-class BrokenPass(Wanted):
+class BrokenPass(PendingPass):
     """A pass of a drafter or of the target that fails, read together with others or by itself, when it is done."""
 
-    wanted: Wanted
+    wanted: PendingPass
     late: bool  # whether the others' rows were read before
 
     @property
@@ -296,7 +296,7 @@ class BreakingSteps(Decoding):
             step = next(steps)
             while True:
                 rounds += isinstance(step, Round)
-                if isinstance(step, Wanted) and not (isinstance(step, Pass) and step.prompt):
+                if isinstance(step, PendingPass) and not (isinstance(step, Pass) and step.prompt):
                     of = "target" if isinstance(step, Pass) and step.runner is self.runner else "drafter"
                     broken = self.fails and self.fails[:2] == (of, rounds)
                     step = BrokenPass(step, self.fails[2]) if self.fails and broken else SoundPass(step, late=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.drafter import Drafter, DraftOptions
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
@@ -25,7 +25,7 @@ from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
 from specdemo.types import MAX_K, MAX_NODES, REJECTION, RULES, Draft, DraftOutcome, NotFinite, Settings
 from tests.gpu.helpers import ByTable, tree_of_host
-from tests.harness.doubles import MODEL_VOCAB, PROMPT, TableRunner, paths_of, random_table
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, TableRunner, paths_of, proposed, random_table
 from tests.harness.engines import capture_heads, recorded, tiny_model
 from tests.harness.enumeration import distance, emitted_distribution
 from tests.harness.texts import true_texts
@@ -52,6 +52,8 @@ ENUMERATED = [
     Settings(temperature=0, k=6, max_new_tokens=6, tree=True),
 ]
 MOST_LAUNCHES, MORE_TO_MOVE = 20, 6
+
+ANY = DraftOptions()
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +127,7 @@ def test_a_captured_head_grows_the_tree_that_it_grows_uncaptured(name: str, sett
     whole, captured = (ModelToy(model=tiny_model("llama")) for _ in range(2))
     capture_heads(captured, name)
     for nodes, depth in ((20, 4), (MAX_NODES, 40), (1, 1)):
-        trees = [head_after(toy, name, TEXT, settings).propose_tree(TEXT, nodes, depth) for toy in (whole, captured)]
+        trees = [proposed(head_after(toy, name, TEXT, settings), TEXT, nodes, depth=depth) for toy in (whole, captured)]
         assert same(*trees)
 
 
@@ -266,13 +268,12 @@ class ByPairs(Drafter):
     """Trees by a table of its own, [V, V], grown in captured calls."""
 
     name = "pairs"
-    branches = True
 
     def __init__(self, table: Tensor, rule: Rule) -> None:
         self.table, self.rule, self.trees = table, rule_for(rule.settings), by_table(table, 2)
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        return self.trees.draw([self.table[context[-1:]]], nodes, depth, self.rule, len(context))
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = ANY) -> Draft:
+        return self.trees.draw([self.table[context[-1:]]], k, options.depth or k, self.rule, len(context))
 
 
 @pytest.mark.sampled(3)
@@ -302,7 +303,7 @@ class ChainByPairs(Drafter):
     def following(self, logits: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
         return lambda tokens: self.table[tokens[-1]] if tokens else logits
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = ANY) -> Draft:
         return self.chains.draw([self.table[context[-1:]]], k, self.rule, len(context))
 
 

@@ -164,7 +164,7 @@ def shipped(request: pytest.FixtureRequest) -> Loaded:
 
 
 def able(loaded: Loaded) -> list[str]:
-    return [name for name in DRAFTERS if not drafter_class(name).unavailable_reason(loaded.parts)]
+    return [name for name in DRAFTERS if not drafter_class(name).needs(loaded.parts).missing]
 
 
 def test_every_drafter_writes_what_transformers_writes(shipped: Loaded) -> None:

@@ -17,9 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdemo.decoding.adaptive_k import PROBING, best_length
-from specdemo.decoding.chooser import Chooser, Given, fixed
+from specdemo.decoding.chooser import Chooser, Form, Given, fixed
 from specdemo.decoding.costs import DraftStats
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.drafter import Drafter, Either
 from specdemo.decoding.events import Round
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from tests.harness.classes import CostModel, DraftLengthController
@@ -45,7 +45,7 @@ def learn(costs: CostModel, drafter: str, seconds: float) -> None:
 
 
 def chooser_of(k: int | str, costs: CostModel) -> Chooser:
-    return DraftLengthController(costs) if k == AUTO else Given(repeat((int(k), False)))
+    return DraftLengthController(costs) if k == AUTO else Given(repeat(Form(int(k))))
 
 
 def cost_of(stats: DraftStats, steps: int) -> float:
@@ -62,7 +62,7 @@ Chance = Callable[[int], float]  # how likely a guess passes, by the tokens writ
 class AtOnce(Drafter):
     """Whose draft costs the same however long it is."""
 
-    name, parallel_drafting = "at once", True
+    name = "at once"
 
 
 # Seconds of passes by their tokens, of a drafted token (of a draft, if the drafter drafts at once), and the chance.
@@ -85,21 +85,25 @@ def speed(
     """Tokens per second of a run in a world where guesses pass by chance.
 
     A draft takes `unread` seconds more for every token that was written since the last one. One that `stops` knows the
-    chances, and ends at `Drafter.stop_below`.
+    chances, and ends at `DraftOptions.stop_below`.
     """
     passes, draft, chance = world
-    costs, true_passes = CostModel(passes), np.interp(range(MAX_K + 2), list(passes), list(passes.values())).tolist()
+    costs, true_passes = (
+        CostModel(passes, [AtOnce.name]),
+        np.interp(range(MAX_K + 2), list(passes), list(passes.values())).tolist(),
+    )
     learn(costs, drafter.name, draft)
     choosing, luck = chooser_of(k, costs), random.Random(seed)
     written, seconds, last, read = 0, 0.0, None, 0
     while written < tokens:
-        most = asked = choosing.choose(tokens - written - 1, last, drafter, range(written), 1)[0]
+        asked, _, stop_below = choosing.choose(tokens - written - 1, last, drafter, range(written), 1)
+        most = asked
         if stops and asked:
             passing = list(accumulate((chance(written + i) for i in range(asked)), mul))
-            asked = next((i + 1 for i in range(asked) if passing[i] < drafter.stop_below), asked)
+            asked = next((i + 1 for i in range(asked) if passing[i] < stop_below), asked)
         passed = next((i for i in range(asked) if luck.random() >= chance(written + i)), asked)
         drafted = RIGHT * passed + WRONG * (passed < asked) + UNREAD * (asked - passed - 1)
-        drafting, checking = (draft * drafter.steps(asked), true_passes[asked + 1] * luck.gauss(1, 0.02))
+        drafting, checking = (draft * costs.steps(drafter.name, asked), true_passes[asked + 1] * luck.gauss(1, 0.02))
         if asked:
             drafting, read = drafting + unread * (written - read), written
         last = Round(0, drafted, (), drafting, checking, drafting + checking, most)
@@ -222,20 +226,20 @@ def test_what_no_reader_has_tried_is_tried_by_one() -> None:
         assert sum(each.choose(9, None, ONE_BY_ONE, (), 16)[0] for each in choosing) == drafting
 
 
-class Looked(OneByOne):
+class Looked(Either):
     """Counts how often it is asked which drafter drafts."""
 
     looked = 0
 
-    def draft_source(self, context: Sequence[int]) -> Drafter:
+    def choice(self, context: Sequence[int]) -> Drafter:
         self.looked += 1
-        return self
+        return self.first
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_readers_look_for_no_draft_until_one_is_due_and_then_all_of_them_try(count: int) -> None:
     """A drafted token costs as much as a pass."""
-    costs, drafter = CostModel({1: 1.0, 4: 1.0, 8: 2.0}), Looked()
+    costs, drafter = CostModel({1: 1.0, 4: 1.0, 8: 2.0}), Looked(ONE_BY_ONE, ONE_BY_ONE)
     learn(costs, NAME, 1.0 / count)
     choosing = [DraftLengthController(costs) for _ in range(count)]
     last, tried = list[Round | None]([None] * count), list[list[int]]()
@@ -253,7 +257,7 @@ def test_the_form_that_pays_best_never_rests_and_the_others_are_tried() -> None:
             costs.drafts[NAME, tree].learn_cost(tokens, seconds * tokens)
     choosing, last, forms = DraftLengthController(costs, tree=True), None, list[tuple[int, bool]]()
     for _ in range(200):
-        k, tree = choosing.choose(100, last, ONE_BY_ONE, ())
+        k, tree, _ = choosing.choose(100, last, ONE_BY_ONE, ())
         seconds = 0.0 if tree else 0.3 * k
         last = Round(0, RIGHT + WRONG * (k - 1), (), seconds, 1.0, 1.0 + seconds, k)
         forms.append((k, tree))
@@ -274,7 +278,7 @@ def test_auto_rests_the_longer_the_more_a_draft_loses() -> None:
         learn(costs, NAME, draft)
         choosing, drafts = DraftLengthController(costs), 0
         for _ in range(400):
-            k, _ = choosing.choose(1000, last, ONE_BY_ONE, ())
+            k, *_ = choosing.choose(1000, last, ONE_BY_ONE, ())
             rest = 0 if k else rest + 1
             longest, drafts = max(longest, rest), drafts + (k > 0)
             outcome = DraftOutcome.ACCEPTED if passing and drafts % passing == 0 else DraftOutcome.REJECTED
@@ -286,31 +290,24 @@ def test_auto_rests_the_longer_the_more_a_draft_loses() -> None:
     assert 0 < longest_rest(0.35, passing=3) < 20  # a third of the guesses pass: that all but pays
 
 
-class InTurn(Drafter):
+class InTurn(Either):
     """One drafter after the other drafts."""
 
-    def __init__(self, sources: Sequence[Drafter]) -> None:
-        self.all = sources
-
-    @property
-    def sources(self) -> Sequence[Drafter]:
-        return self.all
-
-    def draft_source(self, context: Sequence[int]) -> Drafter:
-        return self.all[len(context) % len(self.all)]
+    def choice(self, context: Sequence[int]) -> Drafter:
+        return self.other if len(context) % 2 else self.first
 
 
 def test_auto_learns_of_each_drafter_apart() -> None:
-    costs, sources = CostModel(CPU), (ONE_BY_ONE, AtOnce())
-    drafter = InTurn(sources)
+    costs, sources = CostModel(CPU, [AtOnce.name]), (ONE_BY_ONE, AtOnce())
+    drafter = InTurn(*sources)
     for source in sources:
         learn(costs, source.name, 0.2)
     choosing, last, chosen = DraftLengthController(costs), None, []
     for turn in range(40):
         source, outcome = sources[turn % 2], DraftOutcome.ACCEPTED if turn % 2 else DraftOutcome.REJECTED
-        k, _ = choosing.choose(100, last, drafter, range(turn))
+        k, *_ = choosing.choose(100, last, drafter, range(turn))
         drafted = (DraftedToken(0, outcome, 0.5, 0.5, 0.5),) * k
-        drafting = 0.2 * source.steps(k)
+        drafting = 0.2 * costs.steps(source.name, k)
         last = Round(0, drafted, (), drafting, 1.0, 1.0 + drafting, k)
         chosen.append(k)
     assert chosen[-20::2].count(0) >= 7  # but for a try now and then
@@ -351,7 +348,7 @@ def test_what_a_try_has_to_read_first_counts_as_lost() -> None:
     choosing, token = DraftLengthController(costs), (Token(0, TokenKind.RESAMPLED, 1),)
     last, rounds, read, lost = None, 3000, 0, 0.0
     for index in range(rounds):
-        k, _ = choosing.choose(100, last, ONE_BY_ONE, range(index))
+        k, *_ = choosing.choose(100, last, ONE_BY_ONE, range(index))
         seconds = 0.1 + 0.05 * (index - read) if k else 0.0
         read, lost = index if k else read, lost + seconds
         last = Round(0, (failed,) * k, token, seconds, 1.0, seconds + 1, k)

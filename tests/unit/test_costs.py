@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from specdemo.decoding import loop, measuring
+from specdemo.decoding.chooser import Form
 from specdemo.decoding.costs import FOLLOW, FORGET, OUTLIER, DraftStats
 from specdemo.decoding.events import Round
 from specdemo.decoding.measuring import LENGTHS, Trial, measure_passes
@@ -161,11 +162,11 @@ def test_what_drafts_of_one_length_cost_is_put_down_to_their_tokens() -> None:
 
 
 def test_a_draft_made_at_once_costs_the_same_however_long_it_is() -> None:
-    costs = CostModel(FLAT)
+    costs = CostModel(FLAT, [AtOnce.name])
     for tokens in (1, 8, 3):
-        costs.drafts[NAME, False].learn_cost(AtOnce().steps(tokens), 0.2)
+        costs.drafts[NAME, False].learn_cost(costs.steps(AtOnce.name, tokens), 0.2)
     stats = costs.drafts[NAME, False]
-    assert [cost_of(stats, AtOnce().steps(tokens)) for tokens in (1, 16)] == pytest.approx([0.2, 0.2])
+    assert [cost_of(stats, costs.steps(AtOnce.name, tokens)) for tokens in (1, 16)] == pytest.approx([0.2, 0.2])
 
 
 # The chances -----------------------------------------------------------------------------------------------
@@ -204,10 +205,10 @@ def test_what_the_first_draft_of_a_run_reads_is_no_part_of_what_drafts_cost() ->
     costs, prompt = CostModel(FLAT), range(1500)
     learn(costs, NAME, 0.1)
     for _ in range(2):
-        choosing = Trial(costs, (1, False))
+        choosing = Trial(costs, Form(1))
         last = None
         for seconds in (15.1, 0.1):
-            k, _ = choosing.choose(100, last, ONE_BY_ONE, prompt)
+            k, *_ = choosing.choose(100, last, ONE_BY_ONE, prompt)
             last = Round(0, (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),) * k, (), seconds, 1.0, seconds + 1, k)
     assert cost_of(costs.drafts[NAME, False], 1) == pytest.approx(0.1)
 

@@ -116,7 +116,7 @@ def test_whoever_drafts_the_text_is_the_targets(loaded: Loaded, temperature: flo
     assert len(plain) > 10
     drafted = {False: 0, True: 0}
     for name in DRAFTERS:
-        if name == "none" or drafter_class(name).unavailable_reason(loaded.parts):
+        if name == "none" or drafter_class(name).needs(loaded.parts).missing:
             continue
         for tree in (False, True) if loaded.cannot_branch(name) is None else (False,):
             text, tokens = text_of(loaded, name, replace(asked, tree=tree))

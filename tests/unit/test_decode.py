@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_
 from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.mtp import Mtp
+from specdemo.drafters.names import behind, drafter_class
 from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
 from tests.harness.classes import HeadDrafter
 from tests.harness.doubles import (
@@ -126,10 +126,10 @@ def test_the_drafter_is_asked_for_no_more_than_can_be_emitted() -> None:
     assert asked == [5, 5, 5, 4, 3, 2, 1]  # a round emits up to K + 1, and no draft is made for the very last token
 
 
-def test_every_verdict_reaches_the_drafter() -> None:
+def test_every_answer_reaches_the_drafter() -> None:
     drafter = oracle(range(COUNT), vocab=COUNT)
     list(decode(TableRunner(counting_table(COUNT)), drafter, [0, 1], Settings(k=3, max_new_tokens=9)))
-    assert [answer.accepted for answer in drafter.answers] == [3, 3]
+    assert [answer.accepted for answer in drafter.answers] == [0, 3, 3]
 
 
 # What a round says -----------------------------------------------------------------------------------------
@@ -189,16 +189,15 @@ def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: 
         asked.append(device)
         return clocks[device]
 
-    class Elsewhere(Scripted):
-        drafts_on = there
-
     def propose(context: list[int], k: int) -> list[int]:
         clocks[there] += 3
         return [0] * k
 
     monkeypatch.setattr(loop, "timestamp", timestamp)
     runner = TableRunner(random_table(1))
-    events = rounds_of(list(decode(runner, Elsewhere(propose), PROMPT, Settings(k=2, max_new_tokens=9))))
+    events = rounds_of(
+        list(decode(runner, Scripted(propose), PROMPT, Settings(k=2, max_new_tokens=9), drafts_on=there))
+    )
     assert {event.draft_seconds for event in events if event.k} == {3}
     assert {*asked} == {there}
     asked.clear()
@@ -206,23 +205,14 @@ def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: 
     assert {*asked} == {here}
 
 
-def test_every_drafter_says_where_it_drafts(toy: TableToy) -> None:
-    """By drafts on a device that stands for another GPU."""
+def test_a_drafter_says_where_it_drafts(toy: TableToy) -> None:
+    """A draft model may be on another device than the target; a head is with the target's embeddings."""
     elsewhere = torch.device("meta")
-    runner = toy.target_runner(64)
+    parts = replace(toy.parts, draft_device=elsewhere, embeddings=(torch.empty(0), torch.empty(0)))
     for name in DRAFTER_NAMES:
-        drafter: Any = toy.drafter(name, runner, SAMPLED)
-        inner = getattr(drafter, "other", drafter)  # of one that looks up first
-        if isinstance(inner, DraftModel):
-            inner.runner.device = elsewhere
-        elif isinstance(inner, HeadDrafter):
-            inner.ready = SimpleNamespace(embedding=torch.empty(0, device=elsewhere))  # type: ignore[assignment]
-        elif isinstance(inner, Mtp):
-            inner.head = SimpleNamespace(device=elsewhere)  # type: ignore[assignment]
-        else:
-            assert drafter.drafts_on is None  # with the target, or on the host
-            continue
-        assert drafter.drafts_on == elsewhere
+        cls = drafter_class(behind(name))
+        heads = torch.device("cpu") if issubclass(cls, (HeadDrafter, Mtp)) else None
+        assert drafter_class(name).needs(parts).device == (elsewhere if cls is DraftModel else heads)
 
 
 # Where it stops --------------------------------------------------------------------------------------------
@@ -323,7 +313,7 @@ def test_caches_are_released_when_the_run_is_closed_and_at_the_end(toy: TableToy
     assert next(stream, None) is None
 
 
-@pytest.mark.parametrize("where", ["prefill", "forward", "keep", "reset", "propose", "observe", None])
+@pytest.mark.parametrize("where", ["prefill", "forward", "keep", "propose", "observe", None])
 def test_caches_are_released_when_something_breaks_or_the_input_is_refused(where: str | None) -> None:
     runner, drafter = TableRunner(random_table(1), 256 if where else 3), Scripted(lambda context, k: [0] * k)
     if where:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import specdemo.drafters
-from specdemo.decoding.drafter import Drafter, alone
+from specdemo.decoding.drafter import Drafter, alone, source_of
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import names
@@ -31,7 +31,7 @@ from specdemo.racing.race import check_drafter, drafters_of, start
 from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
-from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, accepting, costs_with, ids_of, random_table
+from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, accepting, costs_with, ids_of, proposed, random_table
 from tests.harness.engines import ARCHITECTURES, mixed, tiny_model
 from tests.harness.texts import decode, plain_text
 from tests.harness.toys import DRAFTER_NAMES, ModelToy, TableToy, drafter_for, ngram_file
@@ -75,11 +75,21 @@ def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: Mod
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_every_drafter_has_its_name_and_describes_itself_in_one_line(name: str) -> None:
     assert drafter_class(name).name == name
-    assert drafter_class(name).branches == (name not in {"none", "mtp"})  # no target with an MTP layer checks trees
     description = DRAFTERS[name].description
     assert description.endswith(".")
     assert "\n" not in description
     assert len(description) <= 120
+
+
+def test_a_drafter_is_six_names() -> None:
+    assert {name for name in dir(Drafter) if not name.startswith("_")} | {"name"} == {
+        "name",
+        "needs",
+        "build",
+        "propose",
+        "observe",
+        "release",
+    }
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
@@ -88,9 +98,9 @@ def test_a_drafter_that_lacks_something_says_so_in_words(name: str) -> None:
     bare.heads.clear()
     bare.mtp = None
     needs_nothing = name in {"none", "prompt-lookup", "suffix", "lookahead"}
-    assert (drafter_class(name).unavailable_reason(bare.parts) is None) == needs_nothing
+    assert (drafter_class(name).needs(bare.parts).missing is None) == needs_nothing
     if not needs_nothing:
-        assert tells(drafter_class(name).unavailable_reason(bare.parts), "preset")
+        assert tells(drafter_class(name).needs(bare.parts).missing, "preset")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -101,10 +111,10 @@ def test_proposals_are_within_k_and_their_probs_add_up(name: str, temperature: f
     runner = toy.target_runner(64)
     drafter = toy.drafter(name, runner, settings)
     runner.prefill(PROMPT)
-    drafter.reset(PROMPT)
+    drafter.observe(accepting(0))
     context = [*PROMPT, 2]
     for k in (1, 2, 5):
-        draft = drafter.propose(context, k)
+        draft = proposed(drafter, context, k)
         assert len(draft.token_ids) <= k
         if draft.probs is not None:
             assert draft.probs.shape == (len(draft.token_ids), runner.vocab_size)
@@ -165,7 +175,7 @@ def looked_up(context: list[int], k: int) -> list[int]:
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 16))
 def test_prompt_lookup_copies_what_followed_the_latest_longest_match(context: list[int], k: int) -> None:
-    assert list(lookup().propose(context, k).token_ids) == looked_up(context, k)
+    assert list(proposed(lookup(), context, k).token_ids) == looked_up(context, k)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(1, 6), max_size=12))
@@ -174,18 +184,17 @@ def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: l
     end = 1
     for step in steps:
         context = text[:end]
-        assert list(drafter.propose(context, 4).token_ids) == looked_up(context, 4)
+        assert list(proposed(drafter, context, 4).token_ids) == looked_up(context, 4)
         end = min(len(text), end + step)
-    drafter.reset([])
-    assert list(drafter.propose(text[:1], 4).token_ids) == []
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
 def test_whoever_looks_up_first_says_before_whose_draft_it_will_be(context: list[int]) -> None:
-    first, other = lookup(), Scripted(lambda context, k: [9] * k)
-    drafter = drafter_class("lookup-ngram")(first, other)  # type: ignore[call-arg]
-    source = drafter.draft_source(context)
-    assert source is (other if list(drafter.propose(context, 3).token_ids) == [9, 9, 9] else first)
+    other = Scripted(lambda context, k: [9] * k)
+    drafter = drafter_class("lookup-ngram")(other)  # type: ignore[call-arg]
+    first = drafter.first  # type: ignore[attr-defined]
+    source = source_of(drafter, context)
+    assert source is (other if list(proposed(drafter, context, 3).token_ids) == [9, 9, 9] else first)
 
 
 # The n-gram table --------------------------------------------------------------------------------------------
@@ -253,7 +262,7 @@ def test_a_table_of_another_vocabulary_is_refused_in_words(table_path: Path) -> 
 def test_a_padding_entry_of_the_draft_models_vocabulary_is_never_proposed(draft_vocab: int, temperature: float) -> None:
     toy = TableToy(draft_model=random_table(8, vocab=6)[..., :draft_vocab])
     drafter = drafter_for(toy, "draft-model", Settings(temperature=temperature))
-    draft = drafter.propose([0, 1], 64)
+    draft = proposed(drafter, [0, 1], 64)
     assert set(map(int, draft.token_ids)) <= set(range(min(4, draft_vocab)))
     if draft.probs is not None:
         assert draft.probs.shape == (64, 4)

@@ -20,7 +20,7 @@ from specdemo.engines.rows import WIDTH
 from specdemo.engines.runner import States
 from specdemo.types import MAX_NODES, REJECTION, NotFinite, Settings
 from tests.harness.classes import Eagle
-from tests.harness.doubles import MODEL_VOCAB, paths_of
+from tests.harness.doubles import MODEL_VOCAB, paths_of, proposed
 from tests.harness.engines import recorded, tiny_model
 from tests.harness.toys import ModelToy, head_after
 
@@ -74,7 +74,7 @@ def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict
 ], ids=lambda settings: f"T{settings.temperature:g} {settings.rule}")  # fmt: skip
 @pytest.mark.parametrize("nodes", [20, 6, 1])
 def test_a_tree_holds_the_tokens_of_the_largest_values(toy: ModelToy, settings: Settings, nodes: int) -> None:
-    draft = head_after(toy, "eagle", TEXT, settings).propose_tree(TEXT, nodes, 4)
+    draft = proposed(head_after(toy, "eagle", TEXT, settings), TEXT, nodes, depth=4)
     paths = paths_of(draft)
     assert len(paths) == len(set(paths)) == nodes
     assert max(map(len, paths)) <= 4
@@ -99,7 +99,7 @@ def test_the_backends_are_those_meant(toy: ModelToy, request: pytest.FixtureRequ
 
 @pytest.mark.parametrize(("nodes", "depth", "found"), [(MAX_NODES, 9, MAX_NODES), (9, 1, 8), (1, 9, 1), (8, 3, 8)])
 def test_a_tree_is_no_larger_and_no_deeper_than_asked(toy: ModelToy, nodes: int, depth: int, found: int) -> None:
-    draft = head_after(toy, "eagle", TEXT, Settings(k=4, tree=True)).propose_tree(TEXT, nodes, depth)
+    draft = proposed(head_after(toy, "eagle", TEXT, Settings(k=4, tree=True)), TEXT, nodes, depth=depth)
     assert len(draft.token_ids) == found
     assert max(map(len, paths_of(draft))) <= depth
 
@@ -108,7 +108,7 @@ def test_logits_that_are_no_numbers_are_refused(toy: ModelToy) -> None:
     drafter = head_after(toy, "eagle", TEXT, Settings(temperature=1, tree=True))
     drafter._unread = [States.of(torch.full_like(drafter._unread[0].tensor, math.nan))]
     with refuses(NotFinite, "drafter"):
-        drafter.propose_tree(TEXT, 4, 4)
+        proposed(drafter, TEXT, 4, depth=4)
 
 
 def test_estimates_too_small_for_a_number_are_left_out() -> None:
@@ -125,6 +125,6 @@ def test_the_noise_of_a_position_ranks_the_children(toy: ModelToy) -> None:
     """Under the match rule the first child is the token that a chain would draw there."""
     for seed in range(12):
         settings = Settings(k=1, temperature=1, seed=seed)
-        (drawn,) = head_after(toy, "eagle", TEXT, settings).propose(TEXT, 1).token_ids
-        draft = head_after(toy, "eagle", TEXT, replace(settings, tree=True)).propose_tree(TEXT, 1, 1)
+        (drawn,) = proposed(head_after(toy, "eagle", TEXT, settings), TEXT, 1).token_ids
+        draft = proposed(head_after(toy, "eagle", TEXT, replace(settings, tree=True)), TEXT, 1, depth=1)
         assert [*draft.token_ids] == [int(drawn)]

@@ -22,7 +22,7 @@ from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
 from specdemo.engines.quantized import widened
-from specdemo.engines.runner import Wanted, read_together
+from specdemo.engines.runner import PendingPass, read_together
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
@@ -165,7 +165,7 @@ def test_each_of_several_texts_at_once_is_what_it_is_alone(
     alone = {index: ids_of(list(start(loaded, "none", *run))) for index, run in enumerate(both)}
     shared = list[int]()
 
-    def watched(passes: Sequence[Wanted]) -> list[torch.Tensor]:
+    def watched(passes: Sequence[PendingPass]) -> list[torch.Tensor]:
         shared.append(len(passes))
         return read_together(passes)
 

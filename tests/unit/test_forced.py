@@ -20,7 +20,6 @@ from llguidance import LLTokenizer
 
 from specdemo.cli.options import read_grammar
 from specdemo.decoding.constraint import Constraint, tokenizer_of
-from specdemo.decoding.drafter import alone
 from specdemo.decoding.events import Event, Round
 from specdemo.drafters.forced import ForcedFirst
 from specdemo.drafters.none import NoDrafter
@@ -31,7 +30,7 @@ from specdemo.racing.summary import report
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Draft, DraftOutcome, Settings
 from tests.harness.classes import Loaded
-from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, random_table, rounds_of
+from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, proposed, random_table, rounds_of
 from tests.harness.grammar import END, GRAMMAR, LANGUAGE, TOKENS, constraint_of, may_follow, written
 from tests.harness.toys import TableToy
 
@@ -414,5 +413,5 @@ def test_what_is_forced_is_no_longer_than_a_tree_may_be_deep() -> None:
     forced = constraint.forced()
     drafter = ForcedFirst(constraint, NoDrafter())
     assert len(forced) > 2
-    assert alone(drafter.drafting([0], 8, 2)).token_ids == forced[:2]
-    assert alone(drafter.drafting([0], 8)).token_ids == forced
+    assert proposed(drafter, [0], 8, depth=2).token_ids == forced[:2]
+    assert proposed(drafter, [0], 8).token_ids == forced

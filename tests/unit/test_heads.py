@@ -32,7 +32,7 @@ from specdemo.engines.runner import Pass
 from specdemo.models.presets import find_preset
 from specdemo.types import MAX_K, BadInput, Draft, Settings
 from tests.harness.classes import Eagle, HeadDrafter
-from tests.harness.doubles import MODEL_VOCAB, accepting
+from tests.harness.doubles import MODEL_VOCAB, accepting, proposed
 from tests.harness.engines import tiny_model
 from tests.harness.toys import ModelToy, head_after
 from tools.train.data import ASSISTANT
@@ -69,7 +69,7 @@ def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_drafter, "draw_chain", take)
-        drafter.propose(context, len(forced))
+        proposed(drafter, context, len(forced))
     return seen
 
 
@@ -124,7 +124,7 @@ def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head
         runner.prefill(ids)
         assert runner.hidden_states is not None
         runner.hidden_states = runner.hidden_states[cut:]
-        drafter.reset(ids[cut:])
+        drafter.observe(accepting(0))
         seen.append(logits_of(drafter, [*ids, 1], [2, 3, 4]))
     for whole, cut_off in zip(*seen, strict=True):
         torch.testing.assert_close(whole, cut_off, rtol=1e-4, atol=1e-4)
@@ -147,7 +147,7 @@ def test_of_a_long_prompts_states_only_those_in_the_window_stay_in_memory(
         kept = 1
     runner.prefill(list(range(length)))
     assert runner.hidden_states is not None
-    drafter.reset(list(range(length)))
+    drafter.observe(accepting(0))
     (unread,) = drafter._unread
     states = unread.tensor
     assert torch.equal(states, runner.hidden_states[-kept:])

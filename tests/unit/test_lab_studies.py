@@ -23,7 +23,7 @@ PROMPT = "the cat sat on the mat"
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> str:
     """A drafter that never has anything to say."""
-    monkeypatch.setattr(PromptLookup, "propose", lambda self, context, k: Draft())
+    monkeypatch.setattr(PromptLookup, "propose", lambda *asked: Draft())
     return "prompt-lookup"
 
 

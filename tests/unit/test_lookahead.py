@@ -6,7 +6,7 @@ from specdemo.decoding.answer import Answer
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
 from specdemo.types import Draft, Settings, Token, TokenKind
 from tests.harness.classes import Stats
-from tests.harness.doubles import PROMPT, TableRunner, answering, counting_table, ids_of
+from tests.harness.doubles import PROMPT, TableRunner, answering, counting_table, ids_of, proposed
 from tests.harness.texts import decode, plain_text
 
 
@@ -16,32 +16,30 @@ def answer(draft: Draft, accepted: int, target_ids: list[int]) -> Answer:
 
 def test_the_window_moves_with_the_text() -> None:
     drafter = Lookahead()
-    drafter.reset(range(100))
-    first = drafter.propose_tree([99], nodes=6, depth=20)
+    first = proposed(drafter, range(100), 6, depth=20)
     # Level 0 is the trunk 0, 1, 2; level 1 begins with 31, 32, 33.
     assert first == Draft([0, 31, 1, 32, 2, 33], parents=[-1, 0, 0, 2, 2, 4], tree=True)
     drafter.observe(answer(first, 0, [200, 201, 202, 203, 204, 205, 206]))  # after 99, 0, 31, 1, 32, 2 and 33
     # 31 and 202 followed 0, which the window says as well: its levels have become the ones below.
-    second = drafter.propose_tree([0], nodes=8, depth=20)
+    second = proposed(drafter, [0], 8, depth=20)
     assert second == Draft([31, 202, 32, 204, 33, 206], parents=[-1, 0, 0, 2, 2, 4], tree=True)
     drafter.observe(answer(second, 2, [300, 301, 302, 303, 304, 305, 306]))  # two accepted tokens and another
-    assert drafter.propose_tree([7], nodes=2, depth=20) == Draft([206, 306], parents=[-1, 0], tree=True)
-    assert drafter.propose_tree([31], nodes=4, depth=20).token_ids[:2] == [202, 302]
+    assert proposed(drafter, [7], 2, depth=20) == Draft([206, 306], parents=[-1, 0], tree=True)
+    assert proposed(drafter, [31], 4, depth=20).token_ids[:2] == [202, 302]
 
 
 def test_a_window_is_no_deeper_and_no_larger_than_asked() -> None:
     for nodes in (1, 2, 3, 8, 63):
         for depth in (1, 2, 3, 40):
             drafter = Lookahead()
-            drafter.reset(range(100))
-            draft = drafter.propose_tree([5], nodes, depth)
+            draft = proposed(drafter, [*range(100), 5], nodes, depth=depth)
             assert 1 <= len(draft.token_ids) <= nodes
             depths: list[int] = []
             for parent in draft.parents or ():
                 depths.append(1 + (depths[parent] if parent >= 0 else 0))
             assert max(depths) <= depth
-    assert len(Lookahead().propose_tree([5], 63, 63).token_ids) <= 63
-    assert len(Lookahead().propose([5], 63).token_ids) == WIDEST
+    assert len(proposed(Lookahead(), [5], 63, depth=63).token_ids) <= 63
+    assert len(proposed(Lookahead(), [5], 63).token_ids) == WIDEST
 
 
 def test_the_oldest_phrases_are_forgotten() -> None:
@@ -64,11 +62,10 @@ def test_a_text_that_repeats_itself_is_looked_ahead() -> None:
 def test_a_chain_is_jacobi_decoding() -> None:
     """Guesses that were right make one more of them right: a text that they begin with is found again."""
     drafter = Lookahead()
-    drafter.reset([1, 2, 3])
-    assert drafter.propose([9], 4) == Draft([1, 2, 3, 1])
+    assert proposed(drafter, [1, 2, 3, 9], 4) == Draft([1, 2, 3, 1])
     drafter.observe(answering(Draft([1, 2, 3, 1]), 1, Token(8, TokenKind.RESAMPLED), [1, 8, 4, 5, 6]))
-    assert [*drafter.propose([8], 3).token_ids] == [4, 5, 6]
+    assert [*proposed(drafter, [8], 3).token_ids] == [4, 5, 6]
     drafter.observe(
         answering(Draft([4, 5]), 0, Token(7, TokenKind.RESAMPLED))
     )  # a rule that draws nothing after drafted tokens
-    assert [*drafter.propose([7], 2).token_ids] == [5, 6]
+    assert [*proposed(drafter, [7], 2).token_ids] == [5, 6]

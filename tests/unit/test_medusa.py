@@ -12,7 +12,7 @@ from specdemo.drafters.heads.medusa import Medusa
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
 from specdemo.types import MAX_NODES, Draft, Settings
-from tests.harness.doubles import MODEL_VOCAB, paths_of
+from tests.harness.doubles import MODEL_VOCAB, paths_of, proposed
 from tests.harness.engines import recorded
 from tests.harness.toys import ModelToy, head_after
 from tests.unit.test_published_heads import target, toy_with
@@ -43,7 +43,7 @@ def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def tree_of(toy: ModelToy, settings: Settings, nodes: int, depth: int) -> Draft:
     drafter = head_after(toy, "medusa", TEXT, settings)
     try:
-        return drafter.propose_tree(TEXT, nodes, depth)
+        return proposed(drafter, TEXT, nodes, depth=depth)
     finally:
         drafter.release()
 

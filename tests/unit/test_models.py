@@ -71,7 +71,7 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
     loaded = load(preset, dtype="float32", device="cpu")
     assert loaded.dtype == loaded.model.dtype == torch.float32
     assert (loaded.parts.make_draft_runner is not None) == (draft is not None)
-    names = [name for name in DRAFTERS if drafter_class(name).unavailable_reason(loaded.parts) is None]
+    names = [name for name in DRAFTERS if drafter_class(name).needs(loaded.parts).missing is None]
     assert set(names) >= {"none", "prompt-lookup", "layer-skip"} | ({"draft-model"} if draft else set())
     plain = text_of(loaded, "none", k=0)
     assert len(plain) > 4

@@ -36,7 +36,7 @@ from specdemo.racing.race import check_drafter, race, start
 from specdemo.racing.summary import summary
 from specdemo.types import BadInput, DraftOutcome, Settings
 from tests.harness.classes import EagerRunner
-from tests.harness.doubles import Scripted, ids_of, rounds_of
+from tests.harness.doubles import Scripted, ids_of, proposed, rounds_of
 from tests.harness.models import preset_of, save, tiny
 from tests.harness.texts import decode, generated, plain_text
 
@@ -216,13 +216,10 @@ class Helped(Scripted):
         self.inner, self.text, self.drafts = inner, text, list[tuple[list[int], list[int]]]()
 
     def helped(self, context: list[int], k: int) -> list[int]:
-        self.drafts.append((context, [int(token) for token in self.inner.propose(context, k).token_ids]))
+        self.drafts.append((context, [int(token) for token in proposed(self.inner, context, k).token_ids]))
         right = (len(self.drafts) - 1) % (k + 1)
         following = self.text[len(context) : len(context) + k]
         return [token if place < right else token + 1 for place, token in enumerate(following)]
-
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        self.inner.reset(prompt_ids)
 
     def observe(self, answer: Answer) -> None:
         super().observe(answer)

@@ -62,7 +62,7 @@ def test_shipped_preset_starts_with_a_drafter_it_can_use(name: str) -> None:
     make: Any = None if preset.draft_model is None else object()
     files = {kind: Path(str(head)) for kind, head in preset.heads.items()}
     parts = DrafterParts(None, make, preset.ngram_table, preset.skip_layers, files)
-    assert drafter_class(preset.defaults.drafter).unavailable_reason(parts) is None
+    assert drafter_class(preset.defaults.drafter).needs(parts).missing is None
     defaults = preset.defaults
     Settings(k=defaults.k, temperature=defaults.temperature, max_new_tokens=defaults.max_new_tokens)
 

@@ -36,7 +36,7 @@ from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
 from specdemo.types import Settings
 from tests.harness.classes import Eagle, HeadDrafter
-from tests.harness.doubles import MODEL_VOCAB, accepting, ids_of
+from tests.harness.doubles import MODEL_VOCAB, accepting, ids_of, proposed
 from tests.harness.engines import tiny_model
 from tests.harness.texts import decode
 from tests.harness.toys import ModelToy, head_after
@@ -124,7 +124,7 @@ def drafts_of(
     drafter, rounds = head_after(toy, kind.name, text, Settings(temperature=0)), []
     for accepted in (2, 0, k, 1):
         seen.clear()
-        drafted = torch.as_tensor(drafter.propose(text, k).token_ids).tolist()
+        drafted = torch.as_tensor(proposed(drafter, text, k).token_ids).tolist()
         wanted, logits = expected(text, k)
         rounds.append((drafted, wanted, torch.stack(seen[-len(drafted) :]), logits))
         drafter.runner.forward([text[-1], *drafted])
@@ -183,7 +183,7 @@ def test_of_a_draft_of_p_eagle_no_mask_stays_in_its_cache(
     monkeypatch.setattr(TorchBackend, "run", counted)
     drafter = head_after(toy, kind.name, text, Settings(temperature=0))
     for accepted in (0, 3, 1):
-        drafted = torch.as_tensor(drafter.propose(text, 3).token_ids).tolist()
+        drafted = torch.as_tensor(proposed(drafter, text, 3).token_ids).tolist()
         assert drafted == expected(text, 3)[0]
         drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], 5]
@@ -191,7 +191,7 @@ def test_of_a_draft_of_p_eagle_no_mask_stays_in_its_cache(
         drafter.observe(accepting(accepted))
     assert passes == ([4, 4, 4, 3, 6] if most_read == 4 else [12, 3, 6])  # 10, 1 and 4 states, and two masks in each
     for one in (drafter, head_after(toy, kind.name, text, Settings(temperature=0))):
-        one.propose(text, 5)
+        proposed(one, text, 5)
         entries.append(one._passes.backend.entries[..., : len(text) - 1, :].clone())
         one.release()
     torch.testing.assert_close(*entries)
@@ -202,7 +202,7 @@ def test_p_eagle_tells_what_it_drew_from(name: str, tmp_path: Path) -> None:
     config, tensors, kind, expected = made(name)
     toy, text = toy_with(write(tmp_path / "it", config, tensors), kind), list(range(11))
     drafter = head_after(toy, kind.name, text, Settings(temperature=0.8, k=4, seed=1, rule="rejection"))
-    probs, known = drafter.propose(text, 4).probs, torch.arange(40) + tensors["d2t"]
+    probs, known = proposed(drafter, text, 4).probs, torch.arange(40) + tensors["d2t"]
     assert probs is not None
     assert probs.sum(-1).tolist() == pytest.approx([1.0] * 4)
     torch.testing.assert_close(probs[:, known], (expected(text, 4)[1] / 0.8).softmax(-1), rtol=1e-3, atol=1e-4)
@@ -261,7 +261,7 @@ def test_dflash_2_draws_from_its_candidates_only(tmp_path: Path, monkeypatch: py
     greedy = 0
     for seed in range(5):
         drafter = head_after(toy, kind.name, text, Settings(temperature=0.8, k=4, seed=seed, rule="rejection"))
-        draft = drafter.propose(text, 4)
+        draft = proposed(drafter, text, 4)
         drawn = torch.as_tensor(draft.token_ids).tolist()
         best, logits = published.block_drafts(target(), stated[0], tensors, stated[1], text, 4, drawn)
         assert draft.probs is not None

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.chooser import Form
+from specdemo.decoding.drafter import Drafter, source_of
 from specdemo.decoding.events import Round
 from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
@@ -31,8 +32,8 @@ def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
     """K = auto chooses anything from 0 to 4, and never the same twice."""
     choices = random.Random(3)
 
-    def pick(self: object, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, int, bool]:
-        return drafter.draft_source(ids), min(choices.randrange(5), most), False
+    def pick(self: object, most: int, drafter: Drafter, ids: Sequence[int]) -> tuple[Drafter, Form]:
+        return source_of(drafter, ids), Form(min(choices.randrange(5), most))
 
     monkeypatch.setattr(DraftLengthController, "_pick", pick)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdemo.decoding.chooser import Chooser, Given
+from specdemo.decoding.chooser import Chooser, Form, Given
 from specdemo.decoding.costs import DraftStats
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, source_of
 from specdemo.decoding.events import Round
 from specdemo.decoding.walk import branches, walk
 from specdemo.drafters.ngram import load_table
@@ -23,7 +23,7 @@ from specdemo.racing.race import again, differences, race
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, Draft, DraftedToken, DraftOutcome, Settings
 from tests.harness.classes import DraftLengthController
-from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of
+from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of, proposed
 from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file
 from tests.unit.test_control import FLAT, RISING
 
@@ -37,20 +37,18 @@ class Guesser(Drafter):
     """Its guesses are right with the chance of their rank: at each place the best one, the second and so on."""
 
     name = "guesser"
-    branches = True
 
     def __init__(self, chances: Iterable[float]) -> None:
         self.chances = list(chances)
 
-    def propose_tree(self, context: Any, nodes: int, depth: int) -> Draft:
-        return grow(
-            0, lambda _: [(i, chance, 0) for i, chance in enumerate(self.chances)], nodes, depth, self.stop_below
-        )
+    def propose(self, context: Any, k: int, options: DraftOptions = CHAIN) -> Draft:
+        ranked = [(i, chance, 0) for i, chance in enumerate(self.chances)]
+        return grow(0, lambda _: ranked, k, options.depth or k, options.stop_below)
 
 
-def best_first(guesser: Guesser, nodes: int) -> tuple[list[int], list[int]]:
+def best_first(guesser: Guesser, nodes: int, stop_below: float = 0.0) -> tuple[list[int], list[int]]:
     """The guesses of a tree, by their ranks, and their parents."""
-    draft = guesser.propose_tree((), nodes, nodes)
+    draft = proposed(guesser, (), nodes, depth=nodes, stop_below=stop_below)
     return [int(rank) for rank in draft.token_ids], list(draft.parents or ())
 
 
@@ -75,11 +73,11 @@ def speed(
             costs.drafts[guesser.name, branching].learn_cost(count, each * count)
     true_passes = np.interp(range(64), list(passes), list(passes.values()))
     luck = random.Random(seed)
-    control: Chooser = DraftLengthController(costs, tree) if k == AUTO else Given(repeat((int(k), tree)))
+    control: Chooser = DraftLengthController(costs, tree) if k == AUTO else Given(repeat(Form(int(k), tree)))
     written, seconds, last = 0, 0.0, None
     drafts: list[tuple[int, bool]] = []
     while written < tokens:
-        asked, branching = control.choose(tokens - written - 1, last, guesser, (), 1)
+        asked, branching, _ = control.choose(tokens - written - 1, last, guesser, (), 1)
         branching = bool(asked) and branching
         ids, parents = best_first(guesser, asked) if branching else ([0] * asked, list(range(-1, asked - 1)))
         drawn = luck.choices(range(len(chances) + 1), [*chances, 1 - sum(chances)], k=len(ids) + 1)
@@ -154,10 +152,8 @@ def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
 def test_a_tree_leaves_out_what_is_not_worth_its_row() -> None:
     guesser = Guesser([0.5, 0.3])
     assert best_first(guesser, 5) == ([0, 1, 0, 1, 0], [-1, -1, 0, 0, 1])
-    guesser.stop_below = 0.2
-    assert best_first(guesser, 5) == ([0, 1, 0], [-1, -1, 0])
-    guesser.stop_below = 0.6
-    assert best_first(guesser, 5) == ([0], [-1])  # there is always one
+    assert best_first(guesser, 5, 0.2) == ([0, 1, 0], [-1, -1, 0])
+    assert best_first(guesser, 5, 0.6) == ([0], [-1])  # there is always one
     tree = Tree(8, stop_below=0.2)
     for parent, token, share in ((-1, 4, 0.6), (-1, 5, 0.3), (0, 6, 0.4), (0, 7, 0.2)):
         tree.add(parent, token, share)
@@ -171,12 +167,10 @@ def test_the_table_ends_a_chain_where_it_is_unsure_and_not_before(tmp_path: Path
     likeliest = float(load_table(path).next_token_probs([*PROMPT]).max())
     for temperature in (0.0, 1.0):
         table = drafter_for(TableToy(ngram_table=path), "ngram", Settings(temperature=temperature))
-        table.stop_below = 0.9 * likeliest
-        first = table.propose(PROMPT, 4)
+        first = proposed(table, PROMPT, 4, stop_below=0.9 * likeliest)
         if temperature == 0:
             assert len(first.token_ids) > 1
-        table.stop_below = 1.1 * likeliest
-        assert len(table.propose(PROMPT, 4).token_ids) == 1
+        assert len(proposed(table, PROMPT, 4, stop_below=1.1 * likeliest).token_ids) == 1
 
 
 # The text --------------------------------------------------------------------------------------------------------
@@ -192,7 +186,7 @@ def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
     for branching in (False, True):
         for _ in range(2):
             costs.drafts[guesser.name, branching].learn_cost(1, 0.1)
-    assert DraftLengthController(costs, tree=True).choose(100, None, guesser, ()) == (1, False)
+    assert DraftLengthController(costs, tree=True).choose(100, None, guesser, ())[:2] == (1, False)
 
 
 def test_many_readers_draft_chains_where_no_pass_of_three_tokens_each_is_measured() -> None:
@@ -200,7 +194,7 @@ def test_many_readers_draft_chains_where_no_pass_of_three_tokens_each_is_measure
     for branching in (False, True):
         for _ in range(2):
             costs.drafts[guesser.name, branching].learn_cost(1, 0.001)
-    assert DraftLengthController(costs, tree=True).choose(100, None, guesser, (), 22) == (1, False)
+    assert DraftLengthController(costs, tree=True).choose(100, None, guesser, (), 22)[:2] == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +205,9 @@ def test_a_race_with_trees_is_run_again(toy: Any, name: str, k: int | str, monke
     settings = Settings(k=k, temperature=0.8, max_new_tokens=40, tree=True)
     choices = random.Random(5)
 
-    def pick(self: Any, most: int, drafter: Drafter, ids: Any) -> tuple[Drafter, int, bool]:
+    def pick(self: Any, most: int, drafter: Drafter, ids: Any) -> tuple[Drafter, Form]:
         tree = choices.random() < 0.5
-        return drafter.draft_source(ids), min(choices.randrange(6), most), tree
+        return source_of(drafter, ids), Form(min(choices.randrange(6), most), tree)
 
     monkeypatch.setattr(DraftLengthController, "_pick", pick)
     entries = list(race(toy, name, PROMPT, settings))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdemo.decoding import batch
 from specdemo.decoding.answer import Answer, row_depths, row_parents
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.walk import places_tested, walk
@@ -48,8 +48,10 @@ from tests.harness.doubles import (
     Scripted,
     Shape,
     TableRunner,
+    accepting,
     counting_table,
     ids_of,
+    proposed,
     random_table,
 )
 from tests.harness.texts import decode, with_text
@@ -85,19 +87,16 @@ def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
             super().__init__(TREE_OF_TWO)
             self.head, self.turn = head, 0
 
-        def reset(self, prompt_ids: Sequence[int]) -> None:
-            self.head.reset(prompt_ids)
-
-        def propose(self, context: Sequence[int], k: int) -> Draft:
+        def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
             nonlocal checked
             self.turn += 1
             if self.turn % 2:
-                return self.head.propose_tree(context, 20, k) if own else self.propose_tree(context, k, k)
-            draft, other = self.head.propose(context, k), toy.target_runner(256)
+                return proposed(self.head, context, 20, depth=k) if own else super().propose(context, k)
+            draft, other = proposed(self.head, context, k), toy.target_runner(256)
             afresh = toy.drafter("eagle", other, settings)
             other.prefill(context[:-1])
-            afresh.reset(context[:-1])
-            assert [*draft.token_ids] == [*afresh.propose(context, k).token_ids]
+            afresh.observe(accepting(0))
+            assert [*draft.token_ids] == [*proposed(afresh, context, k).token_ids]
             checked += 1
             return draft
 
@@ -247,13 +246,12 @@ def test_two_trees_become_one_where_they_agree() -> None:
 def test_prompt_lookup_merges_what_followed_the_same_words() -> None:
     lookup = drafter("prompt-lookup")
     text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2]
-    draft = lookup.propose_tree(text, 4, 3)
+    draft = proposed(lookup, text, 4, depth=3)
     assert (draft.token_ids, draft.parents) == ([3, 4, 8, 9], [-1, -1, 0, 0])  # 3 came twice, 8 lately
-    assert set(lookup.propose_tree(text, 63, 2).token_ids) == {3, 4, 7, 8, 9}
-    assert lookup.propose_tree([*text, 5, 6], 4, 3) == Draft()
-    assert shape(lookup.propose_tree([*text, 5, 6, 5, 6], 3, 3)) == ([5, 6, 5], [-1, 0, 1])  # it goes on
-    lookup.reset(())
-    assert lookup.propose_tree([1, 2], 4, 3) == Draft()
+    assert set(proposed(lookup, text, 63, depth=2).token_ids) == {3, 4, 7, 8, 9}
+    assert proposed(lookup, [*text, 5, 6], 4, depth=3) == Draft()
+    assert shape(proposed(lookup, [*text, 5, 6, 5, 6], 3, depth=3)) == ([5, 6, 5], [-1, 0, 1])  # it goes on
+    assert proposed(drafter("prompt-lookup"), [1, 2], 4, depth=3) == Draft()
 
 
 def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
@@ -261,8 +259,8 @@ def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
     found = 0
     for _ in range(60):
         text = [choose.randrange(6) for _ in range(30)]
-        chain = drafter("prompt-lookup").propose(text, 3).token_ids
-        tree = drafter("prompt-lookup").propose_tree(text, MAX_NODES, 3)
+        chain = proposed(drafter("prompt-lookup"), text, 3).token_ids
+        tree = proposed(drafter("prompt-lookup"), text, MAX_NODES, depth=3)
         last = -1
         for token in chain:
             at = [node for node, parent in enumerate(tree.parents or ()) if parent == last]

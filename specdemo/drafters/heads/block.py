@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...engines.runner import Wanted
+from ...engines.runner import PendingPass
 from ..chain import NextLogits, NextPass
 from .backends import NativeBackend
 from .drafter import HeadDrafter
@@ -29,7 +29,7 @@ class BlockPasses(LayeredPasses):
         self.read(states)
         return *self.block(tokens[-1:], k), tokens[-1:]
 
-    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[Wanted, Tensor, NextPass]:
+    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
         if self.ready.head.selector is None:
             return (yield from super().beginning(states, tokens, k))
         yield from ()  # a selector needs more than logits, and no C library reads the texts together
@@ -115,7 +115,6 @@ class Block(HeadDrafter):
     name = "block"
     network = BlockHead
     passes = BlockPasses
-    parallel_drafting = True
 
 
 class DSpark(Block):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...decoding.answer import Answer
-from ...decoding.drafter import DrafterParts, ModelDrafter, answered
+from ...decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs, answered
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS, WIDTH
-from ...engines.runner import Runner, States, Wanted
+from ...engines.runner import PendingPass, Runner, States
 from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, MAX_NODES, Draft
@@ -31,17 +31,15 @@ log = logging.getLogger(__name__)
 DEEPEST = 8  # the most tokens on a path of a tree, where all places are filled at once
 
 
-class HeadDrafter(ModelDrafter):
+class HeadDrafter(Drafter):
     """Reads the target's hidden states of the text, and drafts what follows.
 
     It reads each state together with the token that follows it. A state that has no entry in the head's cache yet is
     *unread*. Positions count from the first token in the head's window.
     """
 
-    branches = True
     network: ClassVar[type[Head]]
     passes: ClassVar[type[HeadPasses]]
-    _passes: Any = None  # of the run, an instance of `passes`
 
     def __init__(self, ready: ReadyHead[Any], runner: Runner, rule: Rule) -> None:
         self.ready, self.runner, self.rule = ready, runner, rule
@@ -50,20 +48,16 @@ class HeadDrafter(ModelDrafter):
         self._unread: list[States] = []
         self._live = 0  # entries made of the target's states
         runner.capture_hidden_states(ready.head.shape.state_layers)
-        if ready.slots:
-            self._passes = ready.slots.acquire(self.context)
+        self._passes: Any = ready.slots.acquire(self.context) if ready.slots else None  # an instance of `passes`
 
     def __del__(self) -> None:
         self.release()  # a run may be dropped before it begins
 
-    @property
-    def drafts_on(self) -> torch.device:
-        return self.ready.embedding.device
-
     @classmethod
-    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        name = cls.name
-        return None if name in parts.head_files else parts.missing_heads.get(name, f"this preset ships no {name} head")
+    def needs(cls, parts: DrafterParts) -> Needs:
+        missing = parts.missing_heads.get(cls.name, f"this preset ships no {cls.name} head")
+        device = parts.embeddings[0].device if parts.embeddings else None
+        return Needs(None if cls.name in parts.head_files else missing, device=device)
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:
@@ -101,23 +95,13 @@ class HeadDrafter(ModelDrafter):
         except Exception:
             log.warning("The passes of the head cannot be captured: they run as they come.", exc_info=True)
 
-    def reset(self, prompt_ids: Sequence[int]) -> None:
-        states = self.runner.hidden_states
-        assert states is not None, "the prompt has been read"
-        if self._live:  # of another text
-            self.release()
-        skipped, self._live = max(0, len(states) - self.ready.head.shape.window), 0
-        # A view would keep those of the whole prompt.
-        self._unread = [States.of(states[skipped:].clone() if skipped else states)]
-        if not self.ready.slots:
-            self._passes = self.passes(self.ready, self.context - skipped)
-        elif not self._passes:
-            self._passes = self.ready.slots.acquire(self.context)
-
     @torch.inference_mode()
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+    def propose(
+        self, context: Sequence[int], k: int, options: DraftOptions = CHAIN
+    ) -> Generator[PendingPass, Tensor, Draft]:
         """A tree takes one pass, as a chain does; only the bigram term tells the branches apart."""
         passes, states, tokens = self._unread_with(context)
+        depth, stop, _ = options
         deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
         known, size = self.ready.token_ids, self.runner.vocab_size
         if passes.functions and (depth is None or CapturedTrees.possible()):
@@ -128,23 +112,23 @@ class HeadDrafter(ModelDrafter):
             width = max(WIDTH, 1 << (k - 1).bit_length())  # all tokens of a depth, in few different shapes
             reader = partial(FilledPlaces, passes)
             trees = CapturedTrees(reader, passes.functions, known, DEEPEST, width, DEEPEST * MAX_NODES)
-            return trees.draw(given, k, deepest, self.rule, len(context), self.stop_below)
+            return trees.draw(given, k, deepest, self.rule, len(context), stop)
         next_logits = yield from passes.beginning(states, tokens, deepest)
         if depth is None:
-            return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))
+            return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, stop))
         drawn: list[Tensor] = []  # of each depth
 
-        def read(of_depth: list[int], parents: list[int]) -> Tensor | Wanted:
+        def read(of_depth: list[int], parents: list[int]) -> Tensor | PendingPass:
             drawn.append(to_device(of_depth, tokens.device))
             return next_logits(drawn)
 
         logits = yield from answered(next_logits(drawn))
-        limits = self.stop_below, k, DEEPEST * MAX_NODES  # all tokens of a depth
+        limits = stop, k, DEEPEST * MAX_NODES  # all tokens of a depth
         return (yield from grow_by_depth(logits, read, k, deepest, self.rule, len(context), known, *limits))
 
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
-        assert self._passes is not None, "reset comes first"
+        assert self._passes is not None, "the prompt has been read"
         parts, self._unread = [states.tensor for states in self._unread], []
         states = parts[0] if len(parts) == 1 else torch.cat(parts)
         tokens = to_device(context[-len(states) :], states.device)
@@ -153,8 +137,15 @@ class HeadDrafter(ModelDrafter):
         return self._passes, states, tokens
 
     def observe(self, answer: Answer) -> None:
-        assert self.runner.states is not None, "the text has been read"
-        self._unread.append(self.runner.states)
+        states = self.runner.states
+        assert states is not None, "the text has been read"
+        if not (self._live or self._unread):  # they are those of the prompt
+            skipped = max(0, states.rows - self.ready.head.shape.window)
+            if skipped:  # a view would keep those of the whole prompt
+                states = States.of(states.tensor[skipped:].clone())
+            if not self.ready.slots:
+                self._passes = self.passes(self.ready, self.context - skipped)
+        self._unread.append(states)
 
     def release(self) -> None:
         if self._passes and self.ready.slots:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decoding.drafter import answered
-from ...engines.runner import Wanted
+from ...decoding.drafter import CHAIN, DraftOptions, answered
+from ...engines.runner import PendingPass
 from ...system.hardware import to_device
 from ...types import Draft
 from ..captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
@@ -38,7 +38,7 @@ class EaglePasses(LayeredPasses):
 
         return next_pass
 
-    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[Wanted, Tensor, NextPass]:
+    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
         yield from ()
         return self.begin(states, tokens, k)
 
@@ -144,12 +144,15 @@ class Eagle(HeadDrafter):
     passes = EaglePasses
 
     @torch.inference_mode()
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+    def propose(
+        self, context: Sequence[int], k: int, options: DraftOptions = CHAIN
+    ) -> Generator[PendingPass, Tensor, Draft]:
         """A tree takes one pass for each depth."""
+        depth, stop, _ = options
         if depth is None:
-            return (yield from super().drafting(context, k))
+            return (yield from super().propose(context, k, options))
         passes, states, tokens = self._unread_with(context)
-        known, stop = self.ready.token_ids, self.stop_below
+        known = self.ready.token_ids
         if passes.functions and CapturedTrees.possible():
             trees = CapturedTrees(partial(EagleTree, passes), passes.functions, known, DEPTHS)
             return trees.draw(passes.start(states, tokens, 1), k, depth, self.rule, len(context), stop)

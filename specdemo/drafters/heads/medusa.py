@@ -148,4 +148,3 @@ class Medusa(HeadDrafter):
     name = "medusa"
     network = MedusaHead
     passes = MedusaPasses
-    parallel_drafting = True

@@ -84,4 +84,3 @@ class PEagle(HeadDrafter):
     name = "p-eagle"
     network = PEagleHead
     passes = PEaglePasses
-    parallel_drafting = True

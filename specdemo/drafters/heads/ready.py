@@ -14,7 +14,7 @@ from ...engines.gpu.capture import Capture, CapturedFunction, CapturedFunctions,
 from ...engines.gpu.graph import LENGTHS, LONGEST, Slot, SlotPool
 from ...engines.layout import Linear, Norm, Step
 from ...engines.quantized import Weight, rows_of
-from ...engines.runner import Wanted
+from ...engines.runner import PendingPass
 from ...system.hardware import compute_dtype, to_device
 from ..captured_trees import Growth
 from ..chain import NextLogits, NextPass
@@ -156,7 +156,7 @@ class HeadPasses(Slot):
         """
         return self.following(*self.start(states, tokens, k))
 
-    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[Wanted, Tensor, NextPass]:
+    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
         """`begin`, by passes that can be read together with those of others."""
         logits = yield StartPass(self, states, tokens, k)
         return self.following(logits, tokens[-1:])
@@ -244,7 +244,7 @@ class FilledPlaces:
         return self.next_logits(self.drawn)
 
 
-class HeadPass(Wanted):
+class HeadPass(PendingPass):
     """A pass of a head. Those of one head are read together where it can."""
 
     passes: HeadPasses

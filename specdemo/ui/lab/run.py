@@ -72,7 +72,7 @@ class LabRun(Job):
         """The measurement in the engine's thread: yields how far it is, from 0 to 1 and in words. Pictures are made
         between two steps, when nothing is being timed."""
         several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
-        if able := [name for name in several if not drafter_class(name).unavailable_reason(loaded.parts)]:
+        if able := [name for name in several if not drafter_class(name).needs(loaded.parts).missing]:
             self.asked["drafters"] = able
         study, picture = self.study(loaded, self.asked), shown_by(self.study).picture
         self.asked = study.told(self.asked)
