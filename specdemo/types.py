@@ -55,10 +55,6 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "stored")  # the nam
 
 
 def check_dtype_name(name: str) -> None:
-    """
-    Raises:
-        BadInput: it is neither auto nor one of `DTYPES`.
-    """
     if name not in ("auto", *DTYPES):
         raise BadInput(f"There is no dtype called {name!r}. Choose one of: auto, {', '.join(DTYPES)}.")
 
@@ -204,11 +200,7 @@ class Field:
     only: str = ""
 
     def read(self, given: Any) -> Any:
-        """The value that was filled in.
-
-        Raises:
-            BadInput: a sentence naming what was given and what is allowed.
-        """
+        """The value that was filled in."""
         value = whole_if_it_is(given) if self.kind == "whole" else given
         self.check(value)
         if self.kind == "drafters":
@@ -216,11 +208,7 @@ class Field:
         return float(value) if self.kind == "number" else value.strip() if self.kind in OF_SERVERS else value
 
     def check(self, value: Any, high: float | None = None) -> None:
-        """Check one value, with a bound of the caller's own if `high` is given.
-
-        Raises:
-            BadInput: naming the field, the value and what is allowed.
-        """
+        """Check one value, with a bound of the caller's own if `high` is given."""
         known, instead, also = list(self.choices), _instead(value), ""
         good = isinstance(value, str) and value in known
         if self.kind in ("list", "drafter", "drafters"):
@@ -269,9 +257,6 @@ class Settings:
     The form, the API, the command line, links and traces have the settings that are named here. With `tree` the drafts
     branch, and K is how many tokens they have on all branches together; with AUTO each is a tree or a chain, whichever
     pays more.
-
-    Raises:
-        BadInput: naming the setting, what was given and what is allowed.
     """
 
     k: int | str = setting(
@@ -324,11 +309,7 @@ SETTINGS: dict[str, Field] = {each.name: replace(each.metadata["field"], name=ea
 
 
 def one_of(what: str, value: Any, known: Sequence[str]) -> None:
-    """Check that a value is one of the known ones.
-
-    Raises:
-        BadInput: it is not.
-    """
+    """Check that a value is one of the known ones."""
     if not isinstance(value, str) or value not in known:
         raise BadInput(f"There is no {what} called {brief(value)}. Choose one of: {', '.join(known)}.")
 

@@ -33,7 +33,6 @@ def decode(decoding: Decoding) -> Iterator[Event]:
     When the generator ends, is closed or fails, the caches of runner and drafter are released.
 
     Raises:
-        BadInput: the prompt is empty, or prompt and new tokens exceed the context.
         NotFinite: logits were not finite.
     """
     with closing(decode_batch([decoding])) as events:

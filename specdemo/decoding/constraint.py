@@ -51,8 +51,6 @@ def tokenizer_of(tokenizer: Any, rows: int, eos_ids: frozenset[int]) -> LLTokeni
     Args:
         rows: how many token ids the target can read.
         eos_ids: the tokens that end a text.
-    Raises:
-        BadInput: the library is missing or cannot read it, or no token ends a text.
     """
     try:
         from llguidance.hf import from_tokenizer
@@ -79,7 +77,6 @@ class Constraint:
         Args:
             grammar: a JSON schema, which is an object, or a grammar in Lark's format.
         Raises:
-            BadInput: it is neither, costs too much, or no text can satisfy it.
             Stopped: whoever waits for it has stopped it.
         """
         from llguidance import LLMatcher
@@ -124,7 +121,6 @@ class Constraint:
         """Which tokens may follow the text, bool [V]. Those that end it are among them where it is `finished`.
 
         Raises:
-            BadInput: none, or the grammar became too complex for the library.
             Stopped: whoever waits for it has stopped it.
         """
         check_stopped()  # a mask can take a second, and a tree has many
@@ -188,7 +184,6 @@ def check_compiles(compiled: str, what: str, tokenizer: LLTokenizer) -> None:
     """Refuse a grammar that does not compile within `SECONDS` and `MEMORY`, by trying it in a process of its own.
 
     Raises:
-        BadInput: it does not.
         Stopped: whoever waits for it has stopped it.
     """
     ids = range(tokenizer.vocab_size)

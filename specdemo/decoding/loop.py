@@ -50,8 +50,6 @@ def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str 
 
     Args:
         whose: for the message, such as " of the draft model".
-    Raises:
-        BadInput: naming the tokens of the prompt, the new ones and the context.
     """
     if prompt_tokens + settings.max_new_tokens > context:
         raise BadInput(

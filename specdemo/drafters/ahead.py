@@ -89,10 +89,6 @@ class DraftingAhead(Drafter):
 
     @classmethod
     def over(cls, drafter: Drafter, target: Runner, rule: Rule) -> DraftingAhead:
-        """
-        Raises:
-            BadInput: this drafter cannot draft ahead.
-        """
         if not isinstance(drafter, DraftModel):
             raise BadInput("A draft model with another tokenizer cannot draft ahead.")
         if reason := drafter.runner.cannot_branch:

@@ -75,11 +75,7 @@ class DraftModel(Drafter):
 
     @classmethod
     def with_runner(cls, make_runner: Callable[[int], Runner], target: Runner, rule: Rule) -> DraftModel:
-        """A drafter for one run of the target. `make_runner` makes a runner of the draft model, from a capacity.
-
-        Raises:
-            BadInput: a tree is asked for and the draft model cannot draft one.
-        """
+        """A drafter for one run of the target. `make_runner` makes a runner of the draft model, from a capacity."""
         drafting = make_runner(target.context + (MOST_ROWS if rule.settings.branches else 0))
         if rule.settings.tree and drafting.cannot_branch:
             raise BadInput(f"The draft model cannot draft a tree: {drafting.cannot_branch}. Draft a chain.")

@@ -158,11 +158,7 @@ def menu() -> list[tuple[str, str]]:
 
 
 def check_known(name: str) -> None:
-    """Refuse the name of a drafter that does not exist.
-
-    Raises:
-        BadInput: the message names those that do.
-    """
+    """Refuse the name of a drafter that does not exist."""
     if name not in DRAFTERS:
         raise BadInput(f"There is no drafter called {name!r}. Choose one of: {', '.join(DRAFTERS)}.")
 

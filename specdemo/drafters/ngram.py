@@ -84,11 +84,7 @@ def key_of(context: Sequence[int], vocab_size: int) -> int:
 
 @lru_cache(maxsize=4)
 def load_table(path: Path) -> NgramTable:
-    """Read a table written by `train.ngram`.
-
-    Raises:
-        BadInput: the file is missing or is not such a table.
-    """
+    """Read a table written by `train.ngram`."""
     try:
         with safe_open(path, framework="numpy") as file:
             provenance = json.loads(file.metadata()["provenance"])

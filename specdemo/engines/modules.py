@@ -27,11 +27,7 @@ def cache_argument(kind: type[PreTrainedModel]) -> str:
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
-    """The path of a model's list of decoder layers, and that list.
-
-    Raises:
-        BadInput: no list, or more than one, can be that of the decoder layers.
-    """
+    """The path of a model's list of decoder layers, and that list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     lists = {path: module for path, module in model.named_modules() if isinstance(module, ModuleList)}
     found = {

@@ -45,11 +45,7 @@ LEVELS = {
 
 
 def level() -> Level:
-    """What `SPECDEMO_CPU` asks for.
-
-    Raises:
-        BadInput: there is no such level.
-    """
+    """What `SPECDEMO_CPU` asks for."""
     asked = os.environ.get(SWITCH, "")
     if asked and asked not in LEVELS:
         raise BadInput(f"{SWITCH} is {asked!r}. Choose one of: {', '.join(LEVELS)}.")

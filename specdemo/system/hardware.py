@@ -37,9 +37,6 @@ def choose_device(asked: str | None) -> torch.device:
     """The device with this name; for None or "auto" a GPU if there is one.
 
     The chosen GPU becomes torch's current one, which Triton's kernels run on. Attention by cuDNN is turned off there.
-
-    Raises:
-        BadInput: there is no such device, or not on this machine.
     """
     device = _device(asked)
     if device.type == "cuda":
@@ -51,11 +48,7 @@ def choose_device(asked: str | None) -> torch.device:
 
 
 def choose_devices(asked: str | None) -> tuple[torch.device, torch.device | None]:
-    """The device of the target, and that of its draft model where two are named, as in "cuda,cpu".
-
-    Raises:
-        BadInput: as for `choose_device`.
-    """
+    """The device of the target, and that of its draft model where two are named, as in "cuda,cpu"."""
     target, _, draft = (asked or "auto").partition(",")
     return choose_device(target), _device(draft) if draft else None
 
@@ -81,11 +74,7 @@ def _device(asked: str | None) -> torch.device:
 
 
 def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
-    """The number type with this name; for None or "auto" the fastest on this device.
-
-    Raises:
-        BadInput: there is no such number type.
-    """
+    """The number type with this name; for None or "auto" the fastest on this device."""
     if asked is not None and asked != "auto":
         check_dtype_name(asked)
         return DTYPES[asked]

@@ -65,11 +65,7 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def make_ready(cls, parts: DrafterParts) -> ReadyHead[Any]:
-        """The preset's head of this name, made ready once; captured where the target's passes are.
-
-        Raises:
-            BadInput: its file cannot be read, or it was trained for a target of another shape.
-        """
+        """The preset's head of this name, made ready once; captured where the target's passes are."""
         name = cls.name
         if name not in parts.ready_heads:
             assert parts.embeddings is not None, "the models were released"

@@ -44,8 +44,6 @@ def export_head(
             gets the output's rows of the draft vocabulary.
         target: its name on the hub, and the class of its model.
         dtype: the type of all weights; None keeps their types.
-    Raises:
-        BadInput: the format cannot express such a head.
     """
     if not isinstance(head, LayeredHead) or head.kind not in ("eagle", "block"):
         raise BadInput(f"This head cannot be written in this format: eagle and block can be, {head.kind} cannot.")

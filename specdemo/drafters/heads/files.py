@@ -38,11 +38,7 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
 
 
 def load_head(kind: type[H], path: Path, output: Weight | None = None) -> H:
-    """Read a head that `save_head` wrote, in float32, for the target with this output layer [V, hidden], if given.
-
-    Raises:
-        BadInput: the file is missing, damaged, not a head of that kind, or for a target of another shape.
-    """
+    """Read a head that `save_head` wrote, in float32, for the target with this output layer [V, hidden], if given."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
@@ -69,10 +65,6 @@ def load_published(folder: Path, kind: type[H], target: TargetSizes, weights: bo
     """Read the head in a folder, for a target. Its weights keep their number types.
 
     Without `weights` only the names and shapes of its tensors are read, and the table of tokens, to check them.
-
-    Raises:
-        BadInput: it cannot be read, is damaged or unusual, or was made for a target of other sizes. The message is one
-            sentence, with both shapes if a shape is wrong.
     """
     published = PublishedHead(folder, kind.kind, target).open(weights)
     head: H = kind.of_published(published)

@@ -63,11 +63,7 @@ def head_name(folder: Path) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in the folder of a head.
-
-    Raises:
-        BadInput: there is none, or it cannot be read.
-    """
+    """The configuration in the folder of a head."""
     path = folder / CONFIG
     if not path.is_file():
         raise BadInput(f"There is no head in the folder {folder}: it has no {CONFIG}.")
@@ -84,11 +80,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def format_of(config: Config, name: str) -> Format:
-    """The format of a head, from its configuration; `name` is what messages call it.
-
-    Raises:
-        BadInput: it is not a format that can be read.
-    """
+    """The format of a head, from its configuration; `name` is what messages call it."""
     by_name = {found.name: found for found in FORMATS}
     if (method := config.get("speculators_model_type")) is not None:
         if f"speculators {method}" not in by_name:

@@ -112,11 +112,7 @@ class Head(nn.Module):
 
     @classmethod
     def of_published(cls, published: PublishedHead) -> Any:
-        """A head of the tensors of a published one, which keep their number types.
-
-        Raises:
-            BadInput: a tensor is missing or unusual, or was made for a target of other sizes.
-        """
+        """A head of the tensors of a published one, which keep their number types."""
         raise NotImplementedError
 
     def decoder_layers(self) -> Sequence[HeadLayer]:

@@ -38,11 +38,7 @@ class PublishedHead:
     """A head in a folder, while it is read for a target. Its tensors are taken one by one and checked."""
 
     def __init__(self, folder: Path, kind: str, target: TargetSizes) -> None:
-        """Check the configuration. No tensor is read.
-
-        Raises:
-            BadInput: it cannot be read, is of another kind, or says that it was made for a target of other sizes.
-        """
+        """Check the configuration. No tensor is read."""
         self.folder, self.target = folder, target
         self.name, self.config = head_name(folder), read_config(folder)
         self.format, self.left = format_of(self.config, self.name), dict[str, Tensor]()
@@ -56,11 +52,7 @@ class PublishedHead:
         return ShapeReader(self.name, self.format, self.config, self.target).shape(self.left)
 
     def open(self, weights: bool = True) -> PublishedHead:
-        """Map the files of the tensors into memory. Without `weights` all but the table of tokens are on meta.
-
-        Raises:
-            BadInput: there are none, or they are damaged.
-        """
+        """Map the files of the tensors into memory. Without `weights` all but the table of tokens are on meta."""
         for key, tensor in self._tensors().items():
             plain = key.removeprefix("logit_head.").removeprefix("medusa_head.")  # which only some files have
             plain = f"layers.0.{plain.removeprefix('midlayer.')}" if plain.startswith("midlayer.") else plain
@@ -86,11 +78,7 @@ class PublishedHead:
         raise BadInput(f"{self.name} has no weights: its folder has neither {WEIGHTS} nor {PICKLES[0]}.")
 
     def take(self, key: str, *wanted: int) -> Tensor:
-        """The tensor of that name and shape.
-
-        Raises:
-            BadInput: there is none, it has another shape, or is quantized.
-        """
+        """The tensor of that name and shape."""
         tensor = self.left.pop(key, None)
         if tensor is None:
             raise BadInput(f"{self.name} lacks the tensor {key} of shape {list(wanted)}.")
@@ -105,11 +93,7 @@ class PublishedHead:
         return tensor
 
     def check_empty(self) -> None:
-        """Refuse tensors that were not taken.
-
-        Raises:
-            BadInput: the message names the first of them.
-        """
+        """Refuse tensors that were not taken."""
         for key, tensor in self.left.items():
             raise BadInput(
                 f"{self.name} has the tensor {key} of shape {list(tensor.shape)}, which is not known here: it may "

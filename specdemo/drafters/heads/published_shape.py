@@ -92,11 +92,7 @@ class TargetSizes:
 
 
 class ShapeReader:
-    """Reads the configuration of one head for a target; `name` is what messages call the head.
-
-    Raises:
-        BadInput: a field has a value that is not read here.
-    """
+    """Reads the configuration of one head for a target; `name` is what messages call the head."""
 
     def __init__(self, name: str, found: Format, config: Config, target: TargetSizes) -> None:
         self.name, self.format, self.target = name, found, target
@@ -114,11 +110,7 @@ class ShapeReader:
         self._from_anchor = found.method == "dspark" and "projector_type" not in tables[0]
 
     def shape(self, tensors: Collection[str]) -> HeadShape:
-        """The sizes of the head. The names of its `tensors` tell which biases and norms its attention has.
-
-        Raises:
-            BadInput: it was made for another target, or has something that the networks here do not have.
-        """
+        """The sizes of the head. The names of its `tensors` tell which biases and norms its attention has."""
         config, hidden, vocab_size = self.config, self.config.hidden_size, self.config.vocab_size
         theirs = config.target_hidden_size or hidden
         if (vocab_size, theirs) != (self.target.vocab_size, self.target.hidden):
