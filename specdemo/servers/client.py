@@ -41,7 +41,7 @@ Ids = tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenIds:
     """An answer with token ids."""
 
     tokens: Ids

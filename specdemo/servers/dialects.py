@@ -1,4 +1,4 @@
-"""The kinds of servers: how they are told apart, and what all of them can do."""
+"""The kinds of servers: how they are recognised, and what all of them can do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .address import Address
 from .client import Client, at
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
-from .steps import Counters, Prompt, Step, Told
+from .steps import Counters, Prompt, ServerReport, Step
 from .vllm import VLLM
 
 
@@ -28,8 +28,8 @@ class Dialect(Protocol):
     def prompt_of(self, text: str, raw: bool) -> Prompt:
         """A text as the server's model reads it: as it is, or in the server's own chat template."""
 
-    def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        """One text, greedy or sampled. Fills in `told`, which is complete after the last step.
+    def steps(self, prompt: Prompt, settings: Settings, report: ServerReport) -> Iterator[Step]:
+        """One text, greedy or sampled. Fills in `report`, which is complete after the last step.
 
         Raises:
             BadInput: the server answers something else: one sentence.
@@ -40,7 +40,7 @@ class Dialect(Protocol):
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
         """The log-probabilities of the likeliest tokens after a prompt and some tokens of its answer; none if the
-        server does not tell them. Their differences are those of the logits.
+        server does not say. Their differences are those of the logits.
 
         Raises:
             BadInput: as `steps`.

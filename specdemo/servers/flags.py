@@ -25,7 +25,7 @@ class Flags:
     more_often: str
     off: str
     crowd: str
-    told: str
+    more_reported: str
     """The flags that make it report more of its rounds; empty if there are none."""
 
 
@@ -38,7 +38,7 @@ FLAGS = {
         off="leave out --speculative-config",
         crowd='"num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 1]] in --speculative-config drafts '
         "4 tokens for up to 8 requests, else 1",
-        told="--per-request-spec-decode-metrics detailed",
+        more_reported="--per-request-spec-decode-metrics detailed",
     ),
     "llama.cpp": Flags(
         on="--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 5, or a draft model: "
@@ -47,7 +47,7 @@ FLAGS = {
         more_often="a smaller --spec-ngram-simple-size-n (its usual 12 suits code that is edited), or a draft model",
         off="leave out --spec-type and -md",
         crowd="fewer slots (--parallel), or a server without speculation for the hours of many requests",
-        told="--metrics",
+        more_reported="--metrics",
     ),
     "SGLang": Flags(
         on="--speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD --speculative-num-steps 3 "
@@ -56,7 +56,7 @@ FLAGS = {
         more_often="a draft head (EAGLE3) instead of NGRAM",
         off="leave out --speculative-algorithm",
         crowd="fewer steps, or a server without speculation for the hours of many requests",
-        told="",
+        more_reported="",
     ),
     "specdemo": Flags(
         on="--drafter prompt-lookup, or a drafter that knows the model, such as eagle",
@@ -64,7 +64,7 @@ FLAGS = {
         more_often="another --drafter: n-grams and draft heads draft in every round",
         off="--drafter none",
         crowd="",
-        told="",
+        more_reported="",
     ),
 }
 

@@ -1,7 +1,7 @@
 """llama.cpp's server: an event for each token, with the times and counts of its round.
 
 All events of a round have the same `predicted_ms`; `draft_n` and `draft_n_accepted` grow by what the round drafted and
-accepted. An event is held back while its bytes end inside a character, so tokens can be missing: `predicted_n` tells
+accepted. An event is held back while its bytes end inside a character, so tokens can be missing: `predicted_n` says
 how many.
 
 Source: llama.cpp b11434, `tools/server/server-context.cpp` and `server-common.cpp`.
@@ -19,15 +19,15 @@ from pydantic import Field, Strict, ValidationError
 
 from ..models.tables import table_as
 from ..types import BadInput, FinishReason, Settings
-from .client import Client, Count, Ids, Number, Tokens, at
-from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, Step, Told, check_limit, read_counters
+from .client import Client, Count, Ids, Number, TokenIds, at
+from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, ServerReport, Step, check_limit, read_counters
 
 FORCING = 1e6  # the bias of the logit of a token that has to be emitted
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class LlamaCppEvent:
     """Of a stream of `/completion`."""
 
     content: str
@@ -91,7 +91,7 @@ class LlamaCpp:
     def loss(self, ids: Sequence[int]) -> float:
         """Minus the sum of the logarithms of the probabilities of the tokens of a text but the first.
 
-        The server tells the probability only of a token that it emits. So each token is asked for by itself, and its
+        The server gives the probability only of a token that it emits. So each token is asked for by itself, and its
         logit gets a bias, which the probabilities do not contain. The cache holds what comes before.
 
         Raises:
@@ -116,27 +116,27 @@ class LlamaCpp:
         """
         asked = asked_of(prompt, Settings(0, max_new_tokens=max_new_tokens))
         answer = self.client.post("/completion", **asked, return_tokens=True)
-        return [*self.client.read(Tokens, answer, "does not tell the ids of its tokens").tokens]
+        return [*self.client.read(TokenIds, answer, "does not tell the ids of its tokens").tokens]
 
     def counters(self) -> Counters | None:
         return read_counters(self.client, "llamacpp", "tokens_predicted_total")
 
-    def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        before = self.counters() if told.alone else None
+    def steps(self, prompt: Prompt, settings: Settings, report: ServerReport) -> Iterator[Step]:
+        before = self.counters() if report.alone else None
         wanted = {"stream": True, "return_tokens": True, "timings_per_token": True}
-        sent = self.client.stream(Message, "/completion", **asked_of(prompt, settings), **wanted)
+        sent = self.client.stream(LlamaCppEvent, "/completion", **asked_of(prompt, settings), **wanted)
         tokens, rounds, merged = 0, 0, False
-        for step in llamacpp_steps(sent, settings.max_new_tokens, told):
+        for step in llamacpp_steps(sent, settings.max_new_tokens, report):
             tokens, rounds = tokens + len(step.ids), rounds + bool(step.drafted)
             merged |= step.rounds > 1 and bool(step.drafted)
             yield step
-        told.rounds = None if merged else rounds
+        report.rounds = None if merged else rounds
         if merged:
-            told.notes.append(
+            report.notes.append(
                 "Some rounds ended inside a character, and the server told of them together with the next: what was "
                 "drafted in each of them is unknown."
             )
-        told.check(before, self.counters, tokens)
+        report.check(before, self.counters, tokens)
 
 
 def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, Any]:
@@ -154,13 +154,13 @@ def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, An
     }
 
 
-def llamacpp_steps(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> Iterator[Step]:
+def llamacpp_steps(sent: Iterator[tuple[float, LlamaCppEvent]], most: int, report: ServerReport) -> Iterator[Step]:
     """The steps of a stream of `/completion` with at most `most` tokens.
 
-    Tokens that were held back come with the next event. A round emits one token more than it accepted, which tells the
-    steps that they belong to. Rounds that cannot be told apart become one step.
+    Tokens that were held back come with the next event. A round emits one token more than it accepted, which shows the
+    steps that they belong to. Rounds that cannot be separated become one step.
     """
-    steps = _steps(_events(sent, most, told), told)
+    steps = _steps(_events(sent, most, report), report)
     yield from islice(steps, 1)  # the first token has no draft
     waiting: Step | None = None  # whose last tokens have not come yet
     for seen in steps:
@@ -186,28 +186,33 @@ def _emitted(step: Step) -> int:
 
 
 def _together(one: Step, other: Step) -> Step:
-    counts = ((one.drafted or 0) + (other.drafted or 0), (one.accepted or 0) + (other.accepted or 0))
-    return Step(one.ids + other.ids, one.texts + other.texts, one.seconds + other.seconds, *counts)
+    return Step(
+        one.ids + other.ids,
+        one.texts + other.texts,
+        one.seconds + other.seconds,
+        (one.drafted or 0) + (other.drafted or 0),
+        (one.accepted or 0) + (other.accepted or 0),
+    )
 
 
-def _events(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> Iterator[Message]:
+def _events(sent: Iterator[tuple[float, LlamaCppEvent]], most: int, report: ServerReport) -> Iterator[LlamaCppEvent]:
     """The events up to the one that ends the text."""
     for seconds, event in sent:
-        told.seconds = seconds
-        if told.first_seconds is None:
-            told.first_seconds = seconds
+        report.seconds = seconds
+        if report.first_seconds is None:
+            report.first_seconds = seconds
         check_limit(event.predicted_n, most)
         if event.stop:
-            told.reason, told.rest = REASONS.get(event.stop_type, FinishReason.LENGTH), event.content
-            told.drafted, told.accepted = event.draft_n, event.draft_n_accepted
-            told.server_seconds = (event.prompt_ms + event.predicted_ms) / 1000
+            report.reason, report.rest = REASONS.get(event.stop_type, FinishReason.LENGTH), event.content
+            report.drafted, report.accepted = event.draft_n, event.draft_n_accepted
+            report.server_seconds = (event.prompt_ms + event.predicted_ms) / 1000
             yield replace(event, content="", tokens=())
             return
         yield event
     raise BadInput(UNFINISHED)
 
 
-def _steps(events: Iterator[Message], told: Told) -> Iterator[Step]:
+def _steps(events: Iterator[LlamaCppEvent], report: ServerReport) -> Iterator[Step]:
     """A step for the events of a round, if they have tokens. Those that were held back have no id and no text of their
     own."""
     tokens = drafted = accepted = 0
@@ -226,7 +231,7 @@ def _steps(events: Iterator[Message], told: Told) -> Iterator[Step]:
             raise ValueError("counts and times only grow")
         step = Step(tuple(ids), tuple(texts), seconds - spent, new_drafted, new_accepted)
         if not tokens and ids:
-            told.prompt_tokens = event.tokens_evaluated
+            report.prompt_tokens = event.tokens_evaluated
             yield Step(step.ids[:1], step.texts[:1], event.prompt_ms / 1000)
             step = replace(step, ids=step.ids[1:], texts=step.texts[1:])
         tokens, drafted, accepted, spent = tokens + len(ids), event.draft_n, event.draft_n_accepted, seconds

@@ -16,7 +16,7 @@ from ..racing.stats import Stats
 from ..racing.trace import Entry, request_of
 from ..types import REJECTION, BadInput, Settings, Token
 from .dialects import Dialect
-from .steps import Prompt, Told, events_of
+from .steps import Prompt, ServerReport, events_of
 
 TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
 
@@ -27,7 +27,7 @@ Baseline = Dialect | tuple[dict[str, Any], list[Entry]] | None
 
 @dataclass(slots=True)
 class ServerRace:
-    """A race: what is asked of both servers, its lanes, their entries so far, and at the end what the servers told."""
+    """A race: what is asked of both servers, its lanes, their entries so far, and at the end what the servers said."""
 
     asked: Request
     lanes: Sequence[str] = ()
@@ -40,13 +40,13 @@ class ServerRace:
         Raises:
             BadInput: a server cannot be asked or answers something else, or the trace is of another race.
         """
-        asked, lanes, told = self.asked, dict[str, Lane](), dict[str, tuple[Dialect, Told]]()
+        asked, lanes, answers = self.asked, dict[str, Lane](), dict[str, tuple[Dialect, ServerReport]]()
         for name, side in ((PLAIN, baseline), (SPECULATIVE, server)):
             if isinstance(side, tuple):
                 lanes[name], self.servers[name] = _recorded(asked, server, *side)
             elif side is not None:
                 lanes[name], answer = server_lane(name, side, asked.prompt, asked.raw, asked.settings)
-                told[name] = side, answer
+                answers[name] = side, answer
         self.lanes = tuple(lanes)
         try:
             with closing(race_lanes([*lanes.values()], isolated=True)) as entries:  # type: ignore[type-var]
@@ -54,7 +54,7 @@ class ServerRace:
                     self.entries.append(entry)
                     yield entry
         finally:
-            self.servers |= {name: told_of(*found) for name, found in told.items()}
+            self.servers |= {name: facts_of(side, answer) for name, (side, answer) in answers.items()}
 
     @property
     def begun(self) -> list[str]:
@@ -107,7 +107,7 @@ def _report(race: ServerRace, lane: str, outcome: Outcome) -> dict[str, Any]:
     text = "".join(text_of(entry.event) for entry in race.entries if entry.lane == lane)
     found = report(text, outcome.events[lane], outcome.stats[lane])
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
-    if figures["drafted"] is None and totals.get("drafted"):  # the totals include rounds that cannot be told apart
+    if figures["drafted"] is None and totals.get("drafted"):  # the totals include rounds that cannot be separated
         figures |= {name: totals[name] for name in ("drafted", "accepted")}
         figures["draft_efficiency"] = totals["accepted"] / totals["drafted"]
     return {**found, "server": race.servers[lane]}
@@ -145,19 +145,19 @@ class ServerText:
 
 def server_lane(
     name: str, dialect: Dialect, prompt: str, raw: bool, settings: Settings, alone: bool = True
-) -> tuple[Lane, Told]:
-    """A lane that asks for one text when its first event is read, and what the server tells of that text.
+) -> tuple[Lane, ServerReport]:
+    """A lane that asks for one text when its first event is read, and what the server reports of that text.
 
     Args:
         alone: whether nobody else asks the server meanwhile, so that its counters count this text alone.
     """
-    told = Told(alone)
+    answer = ServerReport(alone)
 
     def events() -> Iterator[Event]:
         try:
-            steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)
+            steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, answer)
             with closing(steps):  # type: ignore[type-var]
-                yield from events_of(steps, told)
+                yield from events_of(steps, answer)
         except BadInput:
             raise
         except (ValueError, LookupError, OverflowError) as error:  # other programs may serve the same paths
@@ -166,11 +166,11 @@ def server_lane(
                 f"sends a stream that is not what {engine} sends, or too old a version does"
             ) from error
 
-    return Lane(name, events(), ServerText()), told
+    return Lane(name, events(), ServerText()), answer
 
 
 def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-    """The gap of a server's logits of two tokens after a prompt and some tokens; None if it does not tell."""
+    """The gap of a server's logits of two tokens after a prompt and some tokens; None if it does not say."""
     if not all(isinstance(token.id, int) for token in (*before, *pair)):
         return None
     found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
@@ -178,24 +178,24 @@ def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequenc
     return abs(known[0] - known[1]) if len(known) == 2 else None
 
 
-def told_of(dialect: Dialect, told: Told) -> dict[str, Any]:
+def facts_of(dialect: Dialect, answer: ServerReport) -> dict[str, Any]:
     """What is known of a server's lane besides its events, ready for JSON.
 
     `seconds` and `first_token_seconds` count from the request, by our clock. `server_seconds` are by the server's
-    clock, if it tells. `network_seconds` are the difference: the network, and the server's queue. `totals` are the
+    clock, if it says so. `network_seconds` are the difference: the network, and the server's queue. `totals` are the
     server's own and include what it drafted after the end of the text.
     """
     network = None
-    if told.seconds is not None and told.server_seconds is not None:
-        network = max(0.0, told.seconds - told.server_seconds)
+    if answer.seconds is not None and answer.server_seconds is not None:
+        network = max(0.0, answer.seconds - answer.server_seconds)
     return {
         **dialect.facts,
         "clock": "server" if dialect.facts["engine"] == "llama.cpp" else "client",
-        "first_token_seconds": told.first_seconds,
-        "seconds": told.seconds,
-        "server_seconds": told.server_seconds,
+        "first_token_seconds": answer.first_seconds,
+        "seconds": answer.seconds,
+        "server_seconds": answer.server_seconds,
         "network_seconds": network,
-        "totals": {"rounds_with_draft": told.rounds, "drafted": told.drafted, "accepted": told.accepted},
-        "counters_agree": told.counted,
-        "notes": told.notes,
+        "totals": {"rounds_with_draft": answer.rounds, "drafted": answer.drafted, "accepted": answer.accepted},
+        "counters_agree": answer.counted,
+        "notes": answer.notes,
     }

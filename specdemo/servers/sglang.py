@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, AliasPath, Field
 
 from ..types import BadInput, Settings
-from .client import Client, Count, Ids, Tokens, at
-from .steps import Counters, Prompt, Step, Told, reason_in, recovered, steps_of, texts_split
+from .client import Client, Count, Ids, TokenIds, at
+from .steps import Counters, Prompt, ServerReport, Step, reason_in, recovered, steps_of, texts_split
 
 
 def _either(*names: str) -> Any:
@@ -22,7 +22,7 @@ def _either(*names: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SGLangEvent:
     """Of a stream of `/generate`."""
 
     output_ids: Ids
@@ -60,7 +60,7 @@ class SGLang:
             if raw:
                 raise
             raise BadInput(f"{error} It may be too old to put a prompt into its chat template: use --raw.") from error
-        return [*self.client.read(Tokens, answer, "does not say how it reads a prompt").tokens]
+        return [*self.client.read(TokenIds, answer, "does not say how it reads a prompt").tokens]
 
     def text_of(self, ids: Sequence[int]) -> str:
         asked = {"model": self.model, "tokens": [*ids], "skip_special_tokens": True}
@@ -72,7 +72,7 @@ class SGLang:
     def counters(self) -> Counters | None:
         return None
 
-    def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
+    def steps(self, prompt: Prompt, settings: Settings, report: ServerReport) -> Iterator[Step]:
         sampling = {
             "temperature": settings.temperature,
             "top_k": settings.top_k or -1,
@@ -82,26 +82,26 @@ class SGLang:
             "sampling_seed": settings.seed,
         }
         read = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
-        sent = self.client.stream(Message, "/generate", **read, sampling_params=sampling, stream=True)
-        steps = steps_of(pieces(sent, told), settings.max_new_tokens, told)
-        told.k = told.drafted // told.rounds if told.rounds and told.drafted else None
-        yield from texts_split(self.text_of, recovered(steps, told))
+        sent = self.client.stream(SGLangEvent, "/generate", **read, sampling_params=sampling, stream=True)
+        steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
+        report.k = report.drafted // report.rounds if report.rounds and report.drafted else None
+        yield from texts_split(self.text_of, recovered(steps, report))
 
 
-def pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
+def pieces(sent: Iterator[tuple[float, SGLangEvent]], report: ServerReport) -> Iterator[tuple[float, Ids, str]]:
     """The pieces of a stream, see `steps_of`."""
     all_ids: Ids = ()
     text = ""
     for seconds, event in sent:
-        told.seconds = seconds
-        ids, new, told.prompt_tokens = event.output_ids, event.text or "", event.prompt_tokens
+        report.seconds = seconds
+        ids, new, report.prompt_tokens = event.output_ids, event.text or "", event.prompt_tokens
         if len(ids) == event.completion_tokens and ids[: len(all_ids)] == all_ids:  # all tokens so far
             ids, new = ids[len(all_ids) :], new.removeprefix(text)
         all_ids, text = all_ids + ids, text + new
         if event.rounds is not None:
-            told.rounds, told.drafted, told.accepted = event.rounds, event.drafted, event.accepted
+            report.rounds, report.drafted, report.accepted = event.rounds, event.drafted, event.accepted
         yield seconds, ids, new
         if event.reason:
-            told.reason = reason_in(event.reason, event.matched)
-    if not told.rounds:  # it reports no speculation, or that nothing was drafted
-        told.rounds = told.drafted = told.accepted = 0
+            report.reason = reason_in(event.reason, event.matched)
+    if not report.rounds:  # it reports no speculation, or that nothing was drafted
+        report.rounds = report.drafted = report.accepted = 0

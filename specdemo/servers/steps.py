@@ -1,7 +1,7 @@
-"""Rounds from what a server tells: how many tokens, how many of them drafted and accepted, and when.
+"""Rounds from what a server reports: how many tokens, how many of them drafted and accepted, and when.
 
 The last token of a round is the target's own: the bonus if all drafted tokens were accepted, else resampled. What a
-server does not tell stays unknown: the ids and probabilities of rejected tokens, and, if it does not say how many
+server does not report stays unknown: the ids and probabilities of rejected tokens, and, if it does not say how many
 tokens it drafted, the kind of the last token.
 """
 
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Told:
+class ServerReport:
     """What a server says of one answer besides its tokens. What it does not say is None.
 
     `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens. `k` is
@@ -96,7 +96,7 @@ class Told:
         return counted
 
 
-def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, told: Told) -> list[Step]:
+def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, report: ServerReport) -> list[Step]:
     """The pieces of a stream as steps: when each came, its tokens and their text. Text without a token is the rest.
 
     Raises:
@@ -106,21 +106,21 @@ def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, told
     tokens, before = 0, 0.0
     for seconds, ids, text in pieces:
         if not ids:
-            told.rest += text
+            report.rest += text
             continue
-        if told.first_seconds is None:
-            told.first_seconds = seconds
+        if report.first_seconds is None:
+            report.first_seconds = seconds
         tokens += len(ids)
         check_limit(tokens, most)
         steps.append(Step(tuple(ids), ("",) * (len(ids) - 1) + (text,), seconds - before))
         before = seconds
-    if told.reason is None:
+    if report.reason is None:
         raise BadInput(UNFINISHED)
     return steps
 
 
 def reason_in(reason: str, matched: object) -> FinishReason:
-    """Why a text ended, as vLLM and SGLang tell it: `matched` is the stop string or the id that ended it.
+    """Why a text ended, as vLLM and SGLang report it: `matched` is the stop string or the id that ended it.
 
     Raises:
         BadInput: the server gave up before its end.
@@ -142,8 +142,8 @@ def check_limit(tokens: int, most: int) -> None:
         raise BadInput(f"The server sends more than the {most} tokens that it was asked for.")
 
 
-def events_of(steps: Iterable[Step], told: Told) -> Iterator[Event]:
-    """The events of a lane. The first token comes with the prompt. `told` is read after the last step.
+def events_of(steps: Iterable[Step], report: ServerReport) -> Iterator[Event]:
+    """The events of a lane. The first token comes with the prompt. `report` is read after the last step.
 
     Raises:
         BadInput: the server wrote nothing.
@@ -153,7 +153,7 @@ def events_of(steps: Iterable[Step], told: Told) -> Iterator[Event]:
         rest = step
         if index < 0:
             token = Token(step.ids[0], TokenKind.TARGET, text=step.texts[0])
-            yield Prefilled(told.prompt_tokens or 0, token, step.seconds)
+            yield Prefilled(report.prompt_tokens or 0, token, step.seconds)
             index, rest = 0, replace(step, ids=step.ids[1:], texts=step.texts[1:], seconds=0.0)
         if rest.ids:
             for event in _rounds(rest, index):
@@ -161,11 +161,11 @@ def events_of(steps: Iterable[Step], told: Told) -> Iterator[Event]:
                 index += 1
     if index < 0:
         raise BadInput("The server ended its answer without a single token.")
-    yield Finished(told.reason or FinishReason.LENGTH, told.rest)
+    yield Finished(report.reason or FinishReason.LENGTH, report.rest)
 
 
 def _rounds(step: Step, index: int) -> Iterator[Round]:
-    """The rounds of a step. If those of a merged step can be told apart, they share its time equally."""
+    """The rounds of a step. If those of a merged step can be separated, they share its time equally."""
     count = len(step.ids)
     if step.rounds == count > 1 and step.drafted == 0:
         for place in range(count):
@@ -254,42 +254,44 @@ def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]
     return [Step(ids[part], texts[part], spent, made, passed) for part, spent, made, passed in rounds]
 
 
-def with_totals(steps: Sequence[Step], told: Told) -> list[Step]:
+def with_totals(steps: Sequence[Step], report: ServerReport) -> list[Step]:
     """Fill in the drafts of steps of one round each, if the totals of the answer leave one possibility.
 
     That is so if nothing was drafted at all, or if every round drafted the `k` tokens that it could. Adds a note if
     steps were merged.
     """
-    if told.drafted == 0:
+    if report.drafted == 0:
         return [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in steps]
-    k = told.k
-    if told.rounds is None or told.drafted is None or told.accepted is None or not k:
+    k = report.k
+    if report.rounds is None or report.drafted is None or report.accepted is None or not k:
         return [*steps]
-    if told.rounds > len(steps):
-        told.notes.append(
-            f"The server counted {told.rounds} rounds with a draft, but its stream held only {len(steps)} pieces: some "
-            "are several rounds."
+    if report.rounds > len(steps):
+        report.notes.append(
+            f"The server counted {report.rounds} rounds with a draft, but its stream held only {len(steps)} pieces: "
+            "some are several rounds."
         )
     elif (
-        told.rounds == len(steps) and told.drafted == k * told.rounds and all(len(step.ids) <= k + 1 for step in steps)
+        report.rounds == len(steps)
+        and report.drafted == k * report.rounds
+        and all(len(step.ids) <= k + 1 for step in steps)
     ):
         before = [len(step.ids) - 1 for step in steps[:-1]]
-        last = told.accepted - sum(before)  # the text may have ended inside the last round
+        last = report.accepted - sum(before)  # the text may have ended inside the last round
         if len(steps[-1].ids) - 1 <= last <= k:
             counts = zip(steps, [*before, last], strict=True)
             return [replace(step, drafted=k, accepted=accepted) for step, accepted in counts]
     return [*steps]
 
 
-def recovered(steps: Sequence[Step], told: Told) -> list[Step]:
-    """The pieces of a stream with their drafts, as far as lists or totals tell."""
+def recovered(steps: Sequence[Step], report: ServerReport) -> list[Step]:
+    """The pieces of a stream with their drafts, as far as lists or totals show it."""
     first, rest = [*steps[:1]], [*steps[1:]]
-    if told.lists is None:
-        return first + with_totals(rest, told)
-    if (found := with_drafts(rest, *told.lists)) is None:
-        found = split(rest, *told.lists)
+    if report.lists is None:
+        return first + with_totals(rest, report)
+    if (found := with_drafts(rest, *report.lists)) is None:
+        found = split(rest, *report.lists)
         words = "could not be told apart" if found is None else "share the time of the piece that they came in"
-        told.notes.append(f"The server merged rounds in its stream; they {words}.")
+        report.notes.append(f"The server merged rounds in its stream; they {words}.")
     return first + (rest if found is None else found)
 
 
@@ -325,8 +327,13 @@ class Counters:
         """What was counted after another reading."""
         earlier = before.by_position + (0,) * (len(self.by_position) - len(before.by_position))
         positions = tuple(now - then for now, then in zip(self.by_position, earlier, strict=False))
-        counts = self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted
-        return Counters(self.tokens - before.tokens, *counts, positions)
+        return Counters(
+            self.tokens - before.tokens,
+            self.rounds - before.rounds,
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
+            positions,
+        )
 
 
 def read_counters(client: Client, prefix: str, tokens: str) -> Counters | None:

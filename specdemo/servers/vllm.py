@@ -13,8 +13,19 @@ from typing import Annotated, Any
 
 from ..models.tables import table_as
 from ..types import Settings
-from .client import Client, Count, Ids, Number, Tokens, at
-from .steps import LIKELIEST, Counters, Prompt, Step, Told, read_counters, reason_in, recovered, steps_of, texts_split
+from .client import Client, Count, Ids, Number, TokenIds, at
+from .steps import (
+    LIKELIEST,
+    Counters,
+    Prompt,
+    ServerReport,
+    Step,
+    read_counters,
+    reason_in,
+    recovered,
+    steps_of,
+    texts_split,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +47,7 @@ class _Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class VLLMEvent:
     """Of a stream of `/v1/completions`."""
 
     choices: tuple[_Choice, ...]
@@ -62,7 +73,7 @@ class VLLM:
     def prompt_of(self, text: str, raw: bool) -> Prompt:
         asked = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
         answer = self.client.post("/tokenize", model=self.model, **asked)
-        return [*self.client.read(Tokens, answer, "does not say how it reads a prompt").tokens]
+        return [*self.client.read(TokenIds, answer, "does not say how it reads a prompt").tokens]
 
     def text_of(self, ids: Sequence[int]) -> str:
         return str(self.client.post("/detokenize", model=self.model, tokens=[*ids]).get("prompt", ""))
@@ -80,8 +91,8 @@ class VLLM:
     def counters(self) -> Counters | None:
         return read_counters(self.client, "vllm", "generation_tokens_total")
 
-    def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        before = self.counters() if told.alone else None
+    def steps(self, prompt: Prompt, settings: Settings, report: ServerReport) -> Iterator[Step]:
+        before = self.counters() if report.alone else None
         sampling = {
             "temperature": settings.temperature,
             "top_k": settings.top_k,
@@ -93,30 +104,30 @@ class VLLM:
         asked = {"model": self.model, "prompt": prompt, "max_tokens": settings.max_new_tokens, "stop": [*settings.stop]}
         wanted = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         salt = {"cache_salt": secrets.token_hex(8)}  # so that the prompt is read, as in the other lane
-        sent = self.client.stream(Message, "/v1/completions", **asked, **sampling, **wanted, **salt)
-        told.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
-        steps = steps_of(pieces(sent, told), settings.max_new_tokens, told)
-        counted = told.check(before, self.counters, sum(len(step.ids) for step in steps))
-        if told.rounds is None and counted is not None:
-            told.rounds, told.drafted, told.accepted = counted.rounds, counted.drafted, counted.accepted
-            told.k = len(counted.by_position) or None
-        yield from texts_split(self.text_of, recovered(steps, told))
+        sent = self.client.stream(VLLMEvent, "/v1/completions", **asked, **sampling, **wanted, **salt)
+        report.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
+        steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
+        counted = report.check(before, self.counters, sum(len(step.ids) for step in steps))
+        if report.rounds is None and counted is not None:
+            report.rounds, report.drafted, report.accepted = counted.rounds, counted.drafted, counted.accepted
+            report.k = len(counted.by_position) or None
+        yield from texts_split(self.text_of, recovered(steps, report))
 
 
-def pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
+def pieces(sent: Iterator[tuple[float, VLLMEvent]], report: ServerReport) -> Iterator[tuple[float, Ids, str]]:
     """The pieces of a stream, see `steps_of`."""
     for seconds, event in sent:
-        told.seconds = seconds
+        report.seconds = seconds
         if event.prompt_tokens is not None:
-            told.prompt_tokens = event.prompt_tokens
+            report.prompt_tokens = event.prompt_tokens
         if event.first_ms is not None and event.rest_ms is not None:
-            told.server_seconds = (event.first_ms + event.rest_ms) / 1000
+            report.server_seconds = (event.first_ms + event.rest_ms) / 1000
         if spec := event.speculation:
-            told.rounds, told.drafted, told.k = spec.num_spec_steps, spec.num_draft_tokens, spec.num_spec_tokens
-            told.accepted = spec.num_accepted_draft_tokens
+            report.rounds, report.drafted, report.k = spec.num_spec_steps, spec.num_draft_tokens, spec.num_spec_tokens
+            report.accepted = spec.num_accepted_draft_tokens
             if spec.per_step_accepted is not None and spec.per_step_drafted is not None:
-                told.lists = spec.per_step_accepted, spec.per_step_drafted
+                report.lists = spec.per_step_accepted, spec.per_step_drafted
         for choice in event.choices:
             yield seconds, choice.token_ids or (), choice.text or ""
             if choice.finish_reason is not None:
-                told.reason = reason_in(choice.finish_reason, choice.stop_reason)
+                report.reason = reason_in(choice.finish_reason, choice.stop_reason)

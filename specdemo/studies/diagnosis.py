@@ -117,7 +117,7 @@ class Diagnosis:
             words = f"Only {self.often:.0%} of the rounds had a draft. To draft more often: {flags.more_often}."
             lines.append(words)
         if not self.positions and self.often != 0:
-            told = f" Start it with {flags.told} to know." if flags.told else ""
+            told = f" Start it with {flags.more_reported} to know." if flags.more_reported else ""
             lines.append(f"What was accepted at each position is unknown.{told}")
         lines += self._on_k(name)
         lines += self._on_cost()

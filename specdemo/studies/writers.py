@@ -14,7 +14,7 @@ from ..racing.race import start
 from ..racing.stats import Stats, counts_by_place
 from ..servers.dialects import Dialect
 from ..servers.race import gap, server_lane
-from ..servers.steps import Told
+from ..servers.steps import ServerReport
 from ..types import Settings, Token
 
 Places = list[tuple[int | None, int]]
@@ -88,7 +88,7 @@ class ServerWriter(Writer):
         return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)
 
 
-def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: Told) -> Written:
+def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: ServerReport) -> Written:
     """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
     found = _of_events(events, tokens, told.notes)
     if found.drafted is not None:

@@ -20,7 +20,7 @@ from specdemo.cli import main as cli
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.compare import Comparison
 from specdemo.servers.flags import FLAGS, k_flag
-from specdemo.servers.steps import Told
+from specdemo.servers.steps import ServerReport
 from specdemo.studies import doctor as doctors
 from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
@@ -139,7 +139,7 @@ def test_at_the_break_even_rate_a_round_brings_what_it_costs(cost: float, often:
 
 
 def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
-    told = Told(rounds=4, drafted=16, accepted=7, by_position=(3, 2, 1, 1))
+    told = ServerReport(rounds=4, drafted=16, accepted=7, by_position=(3, 2, 1, 1))
     merged = [*events_of([(0, 0)] * 11, 0.1)]
     unknown = [
         replace(event, emitted=tuple(replace(token, kind=TokenKind.UNKNOWN) for token in event.emitted))
@@ -153,7 +153,7 @@ def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
     assert text.places == [(4, 3), (3, 2), (2, 1), (1, 1)]
     shorter = _of_server(unknown, tokens, replace(told, drafted=13))  # then it is unknown which places were tested
     assert shorter.places == [(None, 3), (None, 2), (None, 1), (None, 1)]
-    nothing = _of_server(unknown, tokens, Told())
+    nothing = _of_server(unknown, tokens, ServerReport())
     assert (nothing.drafts, nothing.places) == (None, None)
     study = Doctor(Scripted(DRAFTED, 1), None, SMALL)
     study.samples = [Sample(study.prompts[0], shorter, None)]

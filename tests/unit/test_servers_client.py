@@ -130,7 +130,7 @@ def test_a_fault_is_one_sentence(fault: str, monkeypatch: pytest.MonkeyPatch, ca
     assert KEY not in sentence + caplog.text + "".join(map(str, lane_state(lane)))
 
 
-@pytest.mark.parametrize("kind", [llamacpp.Message, vllm.Message, sglang.Message])
+@pytest.mark.parametrize("kind", [llamacpp.LlamaCppEvent, vllm.VLLMEvent, sglang.SGLangEvent])
 def test_an_error_in_the_stream_of_any_server_is_told(kind: type) -> None:
     with (
         serving({"/there": stream_answer({"error": {"message": "lost it"}})}) as (_, where),
@@ -217,11 +217,11 @@ def test_the_key_goes_into_one_header_and_the_stream_is_read() -> None:
         with Client(Address.read(f"{where}/v1/"), KEY) as client:
             dialect = find_dialect(client)
             assert dialect.facts == {"engine": "llama.cpp", "version": "b1-test", "model": "toy.gguf"}
-            lane, told = server_lane("server", dialect, "Hi", False, Settings(max_new_tokens=40))
+            lane, report = server_lane("server", dialect, "Hi", False, Settings(max_new_tokens=40))
             for event in lane.events:
                 lane.text.read(event)
         assert lane.text.text == "The snow lies soft upon the hill"
-        assert told.counted is None  # it shows no counters
+        assert report.counted is None  # it shows no counters
         assert all(f"Authorization: Bearer {KEY}" in asked for _, asked, _ in server.asked)
         body = json.loads(next(body for path, _, body in server.asked if path == "/completion"))
         assert (body["prompt"], body["stream"], body["cache_prompt"]) == ("<user>Hi<end>", True, False)

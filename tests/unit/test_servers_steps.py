@@ -13,8 +13,8 @@ from specdemo.racing.compare import first_difference, tokens_of
 from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.servers import sglang, vllm
-from specdemo.servers.llamacpp import Message, llamacpp_steps
-from specdemo.servers.steps import Step, Told, events_of, recovered, steps_of, with_drafts, with_totals
+from specdemo.servers.llamacpp import LlamaCppEvent, llamacpp_steps
+from specdemo.servers.steps import ServerReport, Step, events_of, recovered, steps_of, with_drafts, with_totals
 from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
 from tests.harness.classes import Stats
 
@@ -25,20 +25,20 @@ ACCEPTED, RESAMPLED, BONUS = TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.
 TARGET, UNKNOWN = TokenKind.TARGET, TokenKind.UNKNOWN
 
 
-def entries_of(steps: list[Step], told: Told) -> list[Entry]:
-    entries = [Entry("server", event) for event in events_of(steps, told)]
+def entries_of(steps: list[Step], report: ServerReport) -> list[Entry]:
+    entries = [Entry("server", event) for event in events_of(steps, report)]
     assert read_trace(write_trace({"lanes": [{"name": "server"}]}, entries))[1] == entries
     return entries
 
 
-def of_llamacpp(name: str) -> tuple[dict[str, Any], Told, list[Entry]]:
+def of_llamacpp(name: str) -> tuple[dict[str, Any], ServerReport, list[Entry]]:
     head, chunks = recorded(name)
     return head, *of_chunks(chunks, head["max_new_tokens"])
 
 
-def of_chunks(chunks: list[Chunk], most: int) -> tuple[Told, list[Entry]]:
-    told = Told()
-    return told, entries_of([*llamacpp_steps(sent(Message, chunks), most, told)], told)
+def of_chunks(chunks: list[Chunk], most: int) -> tuple[ServerReport, list[Entry]]:
+    report = ServerReport()
+    return report, entries_of([*llamacpp_steps(sent(LlamaCppEvent, chunks), most, report)], report)
 
 
 def kinds(entries: list[Entry]) -> list[TokenKind]:
@@ -50,7 +50,7 @@ def text(entries: list[Entry]) -> str:
 
 
 def test_the_rounds_of_a_recorded_text_are_those_that_the_server_counted() -> None:
-    head, told, entries = of_llamacpp("llamacpp-ngram")
+    head, report, entries = of_llamacpp("llamacpp-ngram")
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
     assert (stats.tokens, stats.drafts, stats.drafted, stats.accepted) == tuple(
         counted[name] for name in ("tokens", "rounds", "drafted", "accepted")
@@ -58,11 +58,11 @@ def test_the_rounds_of_a_recorded_text_are_those_that_the_server_counted() -> No
     places = [accepted for _, accepted in counts_by_place(entry.event for entry in entries)]
     assert places == counted["by_position"]
     assert text(entries).startswith("Pancakes: Melt butter in a pan")
-    assert told.server_seconds == pytest.approx(stats.seconds, abs=1e-5)
-    assert told.first_seconds is not None
-    assert told.seconds is not None
-    assert 0 < told.first_seconds < told.seconds
-    assert told.seconds - (told.server_seconds or 0) < 0.1
+    assert report.server_seconds == pytest.approx(stats.seconds, abs=1e-5)
+    assert report.first_seconds is not None
+    assert report.seconds is not None
+    assert 0 < report.first_seconds < report.seconds
+    assert report.seconds - (report.server_seconds or 0) < 0.1
     drafted = [token for entry in entries if isinstance(entry.event, Round) for token in entry.event.drafted]
     assert all(token.p is token.q is token.draw is None for token in drafted)
     assert all((token.id is None) == (token.outcome is not DraftOutcome.ACCEPTED) for token in drafted)
@@ -70,10 +70,10 @@ def test_the_rounds_of_a_recorded_text_are_those_that_the_server_counted() -> No
 
 
 def test_a_text_that_ends_inside_a_round() -> None:
-    _, told, entries = of_llamacpp("llamacpp-ended")
+    _, report, entries = of_llamacpp("llamacpp-ended")
     assert kinds(entries) == [TARGET] * 3 + [ACCEPTED] * 5  # no bonus: the fifth ended the text
     assert entries[-1].event == Finished(FinishReason.EOS)
-    assert (told.drafted, told.accepted) == (5, 5)
+    assert (report.drafted, report.accepted) == (5, 5)
 
 
 def test_a_stop_string_inside_a_round_leaves_guesses_untested() -> None:
@@ -87,14 +87,14 @@ def test_a_stop_string_inside_a_round_leaves_guesses_untested() -> None:
 
 
 def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> None:
-    head, told, entries = of_llamacpp("llamacpp-characters")
+    head, report, entries = of_llamacpp("llamacpp-characters")
     stats = Stats.of(entry.event for entry in entries)
     assert text(entries).startswith("🦄🐉 is not 🦄🐉 and")
     assert stats.tokens == head["counters"]["tokens"]
     found = [entry.event for entry in entries if isinstance(entry.event, Round)]
     plain = sum(not event.drafted and not event.merged for event in found)
     assert stats.rounds - plain == head["counters"]["rounds"]
-    assert (told.drafted, told.accepted) == (head["counters"]["drafted"], head["counters"]["accepted"])
+    assert (report.drafted, report.accepted) == (head["counters"]["drafted"], head["counters"]["accepted"])
     assert stats.drafted is stats.accepted is None  # one round of the merged ones drafted what is unknown
     assert UNKNOWN in kinds(entries)
     assert any(token.id is None for entry in entries for token in emitted_tokens(entry.event))
@@ -102,9 +102,9 @@ def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> Non
 
 def test_what_vllm_tells_in_detail() -> None:
     head, chunks = recorded("vllm-detailed")
-    told = Told()
-    steps = steps_of(vllm.pieces(sent(vllm.Message, chunks), told), head["max_new_tokens"], told)
-    entries = entries_of(recovered(steps, told), told)
+    report = ServerReport()
+    steps = steps_of(vllm.pieces(sent(vllm.VLLMEvent, chunks), report), head["max_new_tokens"], report)
+    entries = entries_of(recovered(steps, report), report)
     assert kinds(entries) == [*[TARGET] * 3, *[ACCEPTED] * 4, BONUS, RESAMPLED, ACCEPTED]  # the end was drafted
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
     assert (stats.tokens, stats.drafts, stats.drafted) == tuple(
@@ -113,14 +113,14 @@ def test_what_vllm_tells_in_detail() -> None:
     assert (stats.prompt_tokens, stats.accepted) == (head["prompt_tokens"], 5)
     assert counted["accepted"] == 6  # the server counts one after the end of the text as well
     assert text(entries) == head["text"]
-    assert told.rounds == counted["rounds"]
+    assert report.rounds == counted["rounds"]
 
 
 def test_what_sglang_tells() -> None:
     head, chunks = recorded("sglang-chain")
-    told = Told(k=3)
-    steps = steps_of(sglang.pieces(sent(sglang.Message, chunks), told), 12, told)
-    entries = entries_of(recovered(steps, told), told)
+    report = ServerReport(k=3)
+    steps = steps_of(sglang.pieces(sent(sglang.SGLangEvent, chunks), report), 12, report)
+    entries = entries_of(recovered(steps, report), report)
     all_pass = [*[ACCEPTED] * 3, BONUS]
     assert kinds(entries) == [TARGET, *all_pass, ACCEPTED, RESAMPLED, RESAMPLED, *all_pass]
     stats = Stats.of(entry.event for entry in entries)
@@ -132,9 +132,9 @@ def test_what_sglang_tells() -> None:
         Chunk(chunk.seconds, {**chunk.data, "output_ids": [*step.ids], "text": "".join(step.texts)})
         for chunk, step in zip(chunks, steps, strict=True)
     ]
-    newest = sent(sglang.Message, delta)  # of a server that sends the newest part only
-    told = Told()
-    assert steps_of(sglang.pieces(newest, told), 12, told) == steps
+    newest = sent(sglang.SGLangEvent, delta)  # of a server that sends the newest part only
+    report = ServerReport()
+    assert steps_of(sglang.pieces(newest, report), 12, report) == steps
 
 
 Truth = list[tuple[int, int]]  # drafted and accepted tokens of each round
@@ -201,11 +201,11 @@ def test_a_text_that_ends_anywhere_keeps_its_kinds(truth: Truth, data: st.DataOb
 def test_tokens_held_back_lose_neither_rounds_nor_tokens(truth: Truth, hidden: frozenset[int]) -> None:
     total = sum(accepted + 1 for _, accepted in truth) + 1
     shown = hidden - {total}  # the server waits for whole characters, so the last is one
-    told, entries = of_chunks(llamacpp_stream(truth, shown, total), total)
+    report, entries = of_chunks(llamacpp_stream(truth, shown, total), total)
     stats = Stats.of(entry.event for entry in entries)
     assert stats.tokens == total
     assert stats.rounds == len(truth)
-    assert (told.drafted or 0, told.accepted or 0) == tuple(map(sum, zip(*truth, strict=True)))
+    assert (report.drafted or 0, report.accepted or 0) == tuple(map(sum, zip(*truth, strict=True)))
     ids = [token.id for entry in entries for token in emitted_tokens(entry.event)]
     assert ids == [None if place in shown else place for place in range(1, total + 1)]
 
@@ -227,10 +227,10 @@ def test_vllm_kinds_are_true_or_unknown(truth: Truth, data: st.DataObject) -> No
         at += size
     spec = [(drafted, accepted) for drafted, accepted in truth if drafted]
     lists = [accepted for _, accepted in spec], [drafted for drafted, _ in spec]
-    told = Told(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]), lists=lists, k=5)
-    entries = entries_of(recovered(steps, told), told)
+    report = ServerReport(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]), lists=lists, k=5)
+    entries = entries_of(recovered(steps, report), report)
     if not any(bounds):
-        assert not told.notes
+        assert not report.notes
         pairs = zip(kinds(entries), true_kinds(truth), strict=True)
         assert all(mine in (kind, UNKNOWN) for mine, kind in pairs)
     assert len(kinds(entries)) == sum(parts)
@@ -245,21 +245,21 @@ def test_lists_that_do_not_fit_are_refused() -> None:
 
 def test_totals_without_lists() -> None:
     pieces = [Step((1, 2, 3), ("",) * 3, 0.1), Step((4,), ("",), 0.1)]
-    every = with_totals(pieces, Told(rounds=2, drafted=4, accepted=2, k=2))
+    every = with_totals(pieces, ServerReport(rounds=2, drafted=4, accepted=2, k=2))
     assert [(step.drafted, step.accepted) for step in every] == [(2, 2), (2, 0)]
-    some = with_totals(pieces, Told(rounds=1, drafted=2, accepted=2, k=2))
+    some = with_totals(pieces, ServerReport(rounds=1, drafted=2, accepted=2, k=2))
     assert [step.drafted for step in some] == [None, None]
-    none = with_totals(pieces, Told(rounds=0, drafted=0, accepted=0))
+    none = with_totals(pieces, ServerReport(rounds=0, drafted=0, accepted=0))
     assert [step.rounds for step in none] == [3, 1]
-    merged = Told(rounds=3, drafted=6, accepted=2, k=2)
+    merged = ServerReport(rounds=3, drafted=6, accepted=2, k=2)
     with_totals(pieces, merged)
     assert [*map(gist, merged.notes)] == ["The 3 2 some"]
 
 
 def test_a_lane_whose_drafts_are_unknown_has_no_figures_of_them() -> None:
-    told = Told(reason=FinishReason.LENGTH)
+    report = ServerReport(reason=FinishReason.LENGTH)
     steps = [Step((1,), ("a",), 0.1), Step((2, 3, 4), ("b", "c", "d"), 0.1), Step((5,), ("e",), 0.1)]
-    events: list[Event] = [entry.event for entry in entries_of(steps, told)]
+    events: list[Event] = [entry.event for entry in entries_of(steps, report)]
     figures = Stats.of(events).as_dict()
     unknown = ("drafted", "tested", "acceptance_rate", "draft_efficiency", "draft_seconds", "verify_seconds")
     assert all(figures[name] is None for name in unknown)
@@ -268,11 +268,11 @@ def test_a_lane_whose_drafts_are_unknown_has_no_figures_of_them() -> None:
 
 def test_nothing_written_is_told() -> None:
     with refuses(BadInput, "token"):
-        [*events_of([], Told())]
+        [*events_of([], ServerReport())]
 
 
 def test_tokens_without_ids_are_compared_by_their_text() -> None:
     steps = ([Step((1,), ("a",), 0.1), Step((None,), (text,), 0.1, 0, 0)] for text in ("é", "è"))
-    one, other = ([token.id for token in tokens_of(entries_of(found, Told()))] for found in steps)
+    one, other = ([token.id for token in tokens_of(entries_of(found, ServerReport()))] for found in steps)
     assert (one, other) == ([1, "é"], [1, "è"])
     assert first_difference(one, other) == 1
