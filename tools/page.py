@@ -122,11 +122,11 @@ def bench_page(asked: Asked, repeats: int, progress: Callable[[], object] = lamb
         alone()  # warms up, and refuses what cannot be run
         with served() as (url, server), opened(url, asked) as page:
             show = partial(shown, page)
-            seen, told = partial(unseen, url, asked), partial(in_a_program, url, asked)
+            seen, by_program = partial(unseen, url, asked), partial(in_a_program, url, asked)
             for run in (seen, show):  # the first races of a server and of a page take longer
                 run()
             ways: dict[str, tuple[int, Callable[[], Rates]]] = {ALONE: (process, alone), UNSEEN: (server, seen)}
-            ways |= {PROGRAM: (server, told), BROWSER: (server, show)}
+            ways |= {PROGRAM: (server, by_program), BROWSER: (server, show)}
             turns: dict[str, Callable[[], Measured]]
             turns = {name: partial(settled, *way) for name, way in ways.items()}
             token = page.evaluate(SHARE)

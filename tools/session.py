@@ -21,14 +21,14 @@ SHOWN = 1_500  # characters of an answer
 
 async def recorded(address: str) -> str:
     """Calls each tool and writes down the calls and their answers."""
-    told = []
+    lines = []
     async with (
         streamablehttp_client(f"{address}/gradio_api/mcp/") as (reading, writing, _),
         ClientSession(reading, writing) as session,
     ):
         await session.initialize()
         names = ", ".join(tool.name for tool in (await session.list_tools()).tools)
-        told.append(f"list_tools()\n{names}")
+        lines.append(f"list_tools()\n{names}")
 
         async def call(name: str, **arguments: Any) -> dict[str, Any]:
             answer = await session.call_tool(name, arguments)
@@ -37,14 +37,14 @@ async def recorded(address: str) -> str:
             found: dict[str, Any] = json.loads(answer.content[0].text)
             text = json.dumps(found, ensure_ascii=False)
             asked = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
-            told.append(f"{name}({asked})\n{text[:SHOWN]}{' …' if len(text) > SHOWN else ''}")
+            lines.append(f"{name}({asked})\n{text[:SHOWN]}{' …' if len(text) > SHOWN else ''}")
             return found
 
         await call("list_models")
         race = await call("race", prompt=PROMPT, drafter="lookup-ngram", k=4, max_new_tokens=64)
         await call("check", seconds=60)
         await call("explain_round", round=2, race=race["race"])
-    return "\n\n".join(told)
+    return "\n\n".join(lines)
 
 
 def main(address: str = "http://127.0.0.1:7860") -> None:

@@ -127,12 +127,12 @@ def drafters(
     show_table(rows, DRAFTER_COLUMNS)
     keep(outcome, texts.json_)
     if save:
-        told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
+        facts = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
         prompts = len({run["prompt_id"] for run in outcome["runs"]})
         asked = {"prompts": prompts, "max_new_tokens": texts.max_new_tokens, "repeats": texts.repeats}
         path = results_path(PRESETS / f"{models.chosen.name}.toml")
         former = read_results(path)
-        now = joined(former, {**told, **asked, "rows": rows})
+        now = joined(former, {**facts, **asked, "rows": rows})
         save_json(path, now)
         kept = {row["drafter"] for row in now["rows"]}
         if lost := sorted({row["drafter"] for row in former["rows"]} - kept if former else ()):

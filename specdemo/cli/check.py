@@ -46,7 +46,7 @@ def check(
         if field.kind != "drafters":
             field.check(asked[field.name])
     if not server and models.target is None and models.head is None:
-        models.look(models.chosen)  # what is named by itself is told of anyhow
+        models.look(models.chosen)  # what is named by itself is described anyhow
     with models.loaded() if Check.needs_models(asked) else nullcontext() as loaded:
         if loaded is not None:
             from ..racing.race import drafters_of

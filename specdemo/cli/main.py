@@ -31,7 +31,7 @@ from .models import ModelsOrEager
 from .options import (
     FIGURES,
     AsJson,
-    Decoding,
+    DecodingOptions,
     Device,
     DType,
     LaneNames,
@@ -124,7 +124,7 @@ def serve(
 @app.command()
 @with_options
 def generate(
-    prompt: Prompt, models: ModelsOrEager, decoding: Decoding, memory: MemoryPath = None, json_: AsJson = False
+    prompt: Prompt, models: ModelsOrEager, decoding: DecodingOptions, memory: MemoryPath = None, json_: AsJson = False
 ) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
     asked = decoding.request(prompt, models.chosen)
@@ -166,7 +166,7 @@ def race_(
     *,
     prompt: Annotated[str | None, Option(help="What to say to the model; - reads stdin.")] = None,
     models: ModelsOrEager,
-    decoding: Decoding,
+    decoding: DecodingOptions,
     lane: LaneNames = None,
     readers: ReaderCount = 1,
     isolated: Annotated[bool, Option("--isolated", help="One lane after the other.")] = False,
@@ -282,7 +282,7 @@ def record(
     prompt: Prompt,
     out: Annotated[Path, Option(help="The trace to write, JSON lines; packed if it ends in .gz.")],
     models: ModelsOrEager,
-    decoding: Decoding,
+    decoding: DecodingOptions,
     lane: LaneNames = None,
     readers: ReaderCount = 1,
 ) -> None:

@@ -83,7 +83,7 @@ class Models:
 
     @contextmanager
     def loaded(self, eager: bool = False, raw: bool | None = None) -> Iterator[Loaded]:
-        """The models, with the stages of a long load told on stderr; freed at the end.
+        """The models, with the stages of a long load on stderr; freed at the end.
 
         Args:
             raw: whether prompts are continued without the chat template; None is as the preset has it.
@@ -98,16 +98,16 @@ class Models:
             self.look(preset)
         load = import_quickly("specdemo.models.loaded").load
         terminal = sys.stderr.isatty()
-        told = ""
+        shown = ""
 
-        def tell(fraction: float | None, stage: str) -> None:
-            nonlocal told
+        def show(fraction: float | None, stage: str) -> None:
+            nonlocal shown
             words = stage if fraction in (None, 1) else f"{stage}, {fraction:.0%}"
-            if terminal and words != told:
-                told = words
+            if terminal and words != shown:
+                shown = words
                 typer.echo(f"\r\x1b[K{words}", err=True, nl=False)
 
-        loaded = load(preset, self.dtype, self.device, tell, eager)
+        loaded = load(preset, self.dtype, self.device, show, eager)
         if terminal:
             typer.echo("\r\x1b[K", err=True, nl=False)
         for why in loaded.missing_heads.values():

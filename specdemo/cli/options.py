@@ -137,7 +137,7 @@ Decoded = make_dataclass("Decoded", [("drafter", Drafter, None), *OPTIONS], froz
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding(Decoded):  # type: ignore[misc,valid-type]
+class DecodingOptions(Decoded):  # type: ignore[misc,valid-type]
     """How to write one text: a drafter and the settings. What is None is the preset's own."""
 
     raw: Annotated[
@@ -168,12 +168,12 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
         return with_readers(Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more), readers)
 
     def fitted(self, asked: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
-        """`asked.fitted`, told on stderr; what was asked for by an option stays as it is."""
+        """`asked.fitted`, with its note on stderr; what was asked for by an option stays as it is."""
         if self.tree or lane_names:
             return asked
-        request, told = fitted(asked, loaded)
-        if told:
-            typer.echo(told, err=True)
+        request, note = fitted(asked, loaded)
+        if note:
+            typer.echo(note, err=True)
         return request
 
 

@@ -18,7 +18,16 @@ from ..servers.address import Address
 from ..servers.dialects import Dialect, connected
 from ..servers.race import TURNS, outcome, race_servers, trace_header
 from ..types import REJECTION, Settings
-from .options import BASELINE_KEY, FIGURES, SERVER_KEY, Decoding, check_writable, lanes_table, printable, read_prompt
+from .options import (
+    BASELINE_KEY,
+    FIGURES,
+    SERVER_KEY,
+    DecodingOptions,
+    check_writable,
+    lanes_table,
+    printable,
+    read_prompt,
+)
 
 NEW_TOKENS = 128  # where nothing is said
 SHAPES = {name: shape for name, shape in FIGURES.items() if name not in ("draft_seconds", "verify_seconds")}
@@ -46,7 +55,7 @@ def pair_connected(server: str, baseline: str | None) -> Iterator[tuple[Dialect,
 
 
 def race_server(
-    server: str, baseline: str | None, prompt: str, decoding: Decoding, out: Path | None, json_: bool
+    server: str, baseline: str | None, prompt: str, decoding: DecodingOptions, out: Path | None, json_: bool
 ) -> None:
     """Race a server with another one, or with a trace of one, and print what came out."""
     check_writable(out)

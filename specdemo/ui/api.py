@@ -16,7 +16,7 @@ from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
 from .race.request import read_request
-from .race.run import Run
+from .race.run import RaceRun
 from .runs import Runs
 from .serving.line import MODEL, job
 
@@ -24,14 +24,14 @@ from .serving.line import MODEL, job
 PLACES = (
     "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers"
 )
-Player: TypeAlias = Callable[[str | None, Any, dict[str, Any]], Iterator[tuple[Run, str]]]
+Player: TypeAlias = Callable[[str | None, Any, dict[str, Any]], Iterator[tuple[RaceRun, str]]]
 
 
 def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
     """What plays the race of a call, within the budgets: it yields the run with each of its messages. It gets the
     session and the address of the caller, and the values asked for. Every failure becomes an error in words."""
 
-    def play(session: str | None, client: Any, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
+    def play(session: str | None, client: Any, asked: dict[str, Any]) -> Iterator[tuple[RaceRun, str]]:
         try:
             engine.check(asked["preset"])
             lanes = None
@@ -43,7 +43,7 @@ def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
                 lanes = [lane.strip() for lane in asked["drafter"].split(",")]
             asked = starting(engine.presets[asked["preset"]].defaults, budgets).filled_in(asked)
             read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **asked)
-            run = runs.begin(Run(read, budgets.race_seconds), session, client)
+            run = runs.begin(RaceRun(read, budgets.race_seconds), session, client)
             for message in runs.play(run, engine):
                 yield run, message
         except Exception as error:

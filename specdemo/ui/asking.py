@@ -53,7 +53,7 @@ def wire_job(
             yield _refusal(engine.sentence(error))
             return
         yield to_json({"run": begun.id})
-        with suppress(EngineTrouble):  # the page was told by the run's last message
+        with suppress(EngineTrouble):  # the page knows from the run's last message
             for _ in runs.play(begun, engine):
                 pass
 
@@ -67,8 +67,8 @@ def wire_job(
     button.click(check, queue=False, js=pressed, **given).failure(None, js=unable)
     # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
     running = part.go(run, trigger_mode="multiple", **given, **MODEL)
-    told = running.failure(refused, None, part, queue=False, **QUIET)
-    told.then(None, js=unable)  # if nothing was told
+    unheard = running.failure(refused, None, part, queue=False, **QUIET)
+    unheard.then(None, js=unable)  # if there was nothing to say
     part.cancel(None, cancels=[running])
 
 

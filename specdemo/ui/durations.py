@@ -25,7 +25,7 @@ class Timed(Protocol):
 
 
 class Durations:
-    """What the last works took, and when the one in progress began. They are told here one after the other."""
+    """What the last works took, and when the one in progress began. They are reported here one after the other."""
 
     def __init__(self) -> None:
         self._recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))  # seconds

@@ -23,9 +23,9 @@ from ..system.imports import import_quickly
 from ..system.progress import attended
 from ..types import BadInput, Settings, one_of
 from .access import Access
-from .beside import Beside
 from .durations import Durations, Timed
 from .facts import facts
+from .other_work import OtherWork
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -101,7 +101,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ProgressNote:
     """A report on work that takes a while and yields no events, in `words` for a person."""
 
     words: str
@@ -142,7 +142,7 @@ class Engine:
         self._access = Access()
         self.backend = backend
         self.followers: set[Callable[[], None]] = set()  # each is called when the status or the work changes
-        self.beside = Beside()
+        self.other_work = OtherWork()
         self.status = Status("idle", "", NOTHING_LOADED)
         self._durations = Durations()
         self._loaded: Any = None
@@ -179,16 +179,16 @@ class Engine:
 
     @property
     def presets(self) -> dict[str, Preset]:
-        """All that can be loaded, by name. Who does not know the names of others is told none: see `shown`."""
+        """All that can be loaded, by name. Who does not know the names of others gets none: see `shown`."""
         return {**self.offered, **{name: preset for (_, name), preset in self._own.items()}}
 
     def shown(self, session: str | None) -> dict[str, Preset]:
-        """The presets that a session is told of: those of everyone, and those that it has named."""
+        """The presets that a session may know: those of everyone, and those that it has named."""
         own = {name: preset for (theirs, name), preset in self._own.items() if session and theirs == session}
         return {**self.offered, **own}
 
-    def told(self, session: str | None) -> Status:
-        """The status as a session is told it: without the names of models that others have named, and what is said of
+    def status_for(self, session: str | None) -> Status:
+        """The status for the page of a session: without the names of models that others have named, and what is said of
         them."""
         status, shown = self.status, {"", *self.shown(session)}
         if status.preset not in shown:
@@ -251,7 +251,7 @@ class Engine:
 
     def stream(
         self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None
-    ) -> Generator[list[T | Said]]:
+    ) -> Generator[list[T | ProgressNote]]:
         """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `Pauses`.
 
         Reports of the work (`progress.tell`) are among the items. The engine does not wait for its followers, except
@@ -261,7 +261,7 @@ class Engine:
         Args:
             preset: None for work that needs none; `loaded` is then whatever there is, perhaps None.
             local: whether the batches are shown on this machine.
-            timed: tells `expected_wait` of this work.
+            timed: `expected_wait` counts with this work.
 
         Raises:
             EngineTrouble: the preset is not loaded; the message says why.
@@ -278,7 +278,7 @@ class Engine:
                 if preset is not None and (self._loaded is None or self._loaded.preset.name != preset):
                     status = self.status
                     raise EngineTrouble(status.words if status.preset in (preset, "") else MEANWHILE)
-                waiting = attended(closed.is_set, lambda words: items.put(Said(words)))
+                waiting = attended(closed.is_set, lambda words: items.put(ProgressNote(words)))
                 with waiting, closing(run(self._loaded)) as source:
                     opening = self._pauses.opening if local else 0.0
                     for item in source:
@@ -303,7 +303,7 @@ class Engine:
                 last = batch[-1]
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
-                if not isinstance(batch[-1], Said):  # the first event after a report is shown at once, too
+                if not isinstance(batch[-1], ProgressNote):  # the first event after a report is shown at once, too
                     finished.wait(self._pauses.local if local else self._pauses.remote)
         finally:
             closed.set()

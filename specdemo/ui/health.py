@@ -19,7 +19,7 @@ from ..decoding.events import emitted_tokens, engine_seconds
 from ..types import BadInput
 from .engine import OWN
 from .jobs import Job
-from .race.run import Run
+from .race.run import RaceRun
 from .runs import Runs
 from .serving.line import MODEL_LINE
 from .serving.queue import events_of
@@ -51,15 +51,15 @@ def health_routes(runs: Runs, metrics: bool = False) -> list[Route]:
     def name(preset: str) -> str:
         return preset if preset in runs.engine.offered else OWN
 
-    counters = Counters(runs) if metrics else None
+    counters = RaceCounters(runs) if metrics else None
 
     def ended(job: Job, outcome: str) -> None:
-        if isinstance(job, Run):
-            told = facts(job, outcome)
-            told["preset"] = name(told["preset"])
-            log.info(json.dumps(told))
+        if isinstance(job, RaceRun):
+            race = facts(job, outcome)
+            race["preset"] = name(race["preset"])
+            log.info(json.dumps(race))
             if counters:
-                counters.add(**told)
+                counters.add(**race)
 
     runs.ended = ended
 
@@ -67,20 +67,20 @@ def health_routes(runs: Runs, metrics: bool = False) -> list[Route]:
         status = runs.engine.status
         waiting, running = events_of(request.app.get_blocks(), MODEL_LINE)
         ready = bool(status.loaded)
-        told = {
+        content = {
             "ready": ready,
             "preset": name(status.loaded) if ready else None,
             "version": __version__,
             "waiting": len(waiting),
             "running": len(running),
         }
-        return JSONResponse(told, 200 if ready else 503, {"cache-control": "no-store"})
+        return JSONResponse(content, 200 if ready else 503, {"cache-control": "no-store"})
 
     routes = [Route("/health", health)]
     return [*routes, counters.route()] if counters else routes
 
 
-def facts(run: Run, outcome: str) -> dict[str, Any]:
+def facts(run: RaceRun, outcome: str) -> dict[str, Any]:
     """What is logged of a race that has ended: tokens and engine seconds of all lanes together."""
     if run.stop.is_set() or (run.outcome and run.outcome.stopped):
         outcome = "overdue" if run.overdue else "stopped"
@@ -94,7 +94,7 @@ def facts(run: Run, outcome: str) -> dict[str, Any]:
     }
 
 
-class Counters:
+class RaceCounters:
     """The same as counters in Prometheus' format."""
 
     def __init__(self, runs: Runs) -> None:
@@ -102,13 +102,13 @@ class Counters:
 
         self._registry = prometheus.CollectorRegistry()
         labels = "preset", "drafter"
-        told: dict[str, Any] = {"namespace": "specdemo", "registry": self._registry}
-        self._races = prometheus.Counter("races", "Races that ended.", (*labels, "outcome"), **told)
-        self._tokens = prometheus.Counter("tokens", "Tokens of all lanes.", labels, **told)
-        self._seconds = prometheus.Counter("engine_seconds", "Time of the models in all lanes.", labels, **told)
-        self._ready = prometheus.Gauge("ready", "Whether a preset is loaded.", **told)
+        shared: dict[str, Any] = {"namespace": "specdemo", "registry": self._registry}
+        self._races = prometheus.Counter("races", "Races that ended.", (*labels, "outcome"), **shared)
+        self._tokens = prometheus.Counter("tokens", "Tokens of all lanes.", labels, **shared)
+        self._seconds = prometheus.Counter("engine_seconds", "Time of the models in all lanes.", labels, **shared)
+        self._ready = prometheus.Gauge("ready", "Whether a preset is loaded.", **shared)
         self._ready.set_function(lambda: bool(runs.engine.status.loaded))
-        self._waiting = prometheus.Gauge("waiting", "Requests in the line for the model.", **told)
+        self._waiting = prometheus.Gauge("waiting", "Requests in the line for the model.", **shared)
 
     def add(self, preset: str, drafter: str, tokens: int, seconds: float, outcome: str) -> None:
         """Count a race."""

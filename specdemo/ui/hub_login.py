@@ -22,7 +22,7 @@ def visitor_token() -> str | None:
     """The token of whoever sent the request that is being handled; None if nobody is logged in."""
     request = LocalContext.request.get(None)
     scope: Any = getattr(getattr(request, "request", None) or request, "scope", None)
-    told = scope.get("session", {}).get("oauth_info") if isinstance(scope, dict) else None
-    if not told or told.get("expires_at", 0) < time.time():
+    login = scope.get("session", {}).get("oauth_info") if isinstance(scope, dict) else None
+    if not login or login.get("expires_at", 0) < time.time():
         return None
-    return str(told["access_token"])
+    return str(login["access_token"])

@@ -11,8 +11,8 @@ from .health import health_routes
 from .mcp import only_tools
 from .replay.routes import replay_routes
 from .runs import Runs
-from .serving.entry import Entry
-from .serving.head import Head, modules_route, script_tags, style_tags
+from .serving.entry import RequestGuard
+from .serving.head import PageHead, modules_route, script_tags, style_tags
 from .serving.line import Door
 from .serving.stream import status_route, stream_route
 from .watch.routes import watch_routes
@@ -43,8 +43,8 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
                 *watch_routes(runs, style_tags() + FONTS),
             ],
             "middleware": [
-                Middleware(Entry),
-                Middleware(Head, first=script_tags(), last=style_tags() + FONTS, runs=runs),
+                Middleware(RequestGuard),
+                Middleware(PageHead, first=script_tags(), last=style_tags() + FONTS, runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),
             ],
         },

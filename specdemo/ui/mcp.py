@@ -28,7 +28,7 @@ from .budgets import Budgets
 from .engine import Engine
 from .jobs import RACE
 from .lab.run import LabRun, work_of
-from .race.run import Run
+from .race.run import RaceRun
 from .replay.routes import OPENING, RECORDINGS, SUFFIX
 from .runs import Runs
 from .serving.line import MODEL, job
@@ -119,7 +119,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         Returns:
             A summary with the race's id.
         """
-        if isinstance(k, str):  # so the schema tells its type
+        if isinstance(k, str):  # so the schema has its type
             with suppress(ValueError):  # refused below
                 k = read_k(k)
         named = {"prompt": prompt, "preset": preset, "drafter": drafter, "k": k, "temperature": temperature}
@@ -130,7 +130,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         for run, _ in play(None, request.client, asked):
             if is_given_up(request):
                 run.stop.set()
-        return to_json(told(run))
+        return to_json(result_of(run))
 
     @job(work_of(Check))
     def check(request: gr.Request, preset: str = first, drafter: str | None = None, seconds: int = 60) -> str:
@@ -179,7 +179,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         try:
             if race is None:
                 header, entries = recorded(preset)
-            elif (run := runs.find(Run, race)) and run.ended.is_set() and run.entries:
+            elif (run := runs.find(RaceRun, race)) and run.ended.is_set() and run.entries:
                 header, entries = run.header, run.entries
             else:
                 raise BadInput(
@@ -193,7 +193,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         """List the language models (presets: a target with its drafters) and the drafters that the tool race can use,
         which preset is loaded now, and which presets have a recorded race for explain_round. A race with another preset
         loads that one first, which can take minutes and a download. Needs no model."""
-        status = engine.told(None)
+        status = engine.status_for(None)
         listed = {
             "loaded": status.loaded or None,
             "cannot_be_used_with_it": {**(status.unavailable or {})},
@@ -208,7 +208,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
 
 
 def model(preset: Preset) -> dict[str, Any]:
-    """What `list_models` tells of a preset."""
+    """What `list_models` says of a preset."""
     own = preset.defaults
     return {
         "name": preset.name,
@@ -220,8 +220,8 @@ def model(preset: Preset) -> dict[str, Any]:
     }
 
 
-def told(run: Run) -> dict[str, Any]:
-    """What `race` tells of a run that has ended."""
+def result_of(run: RaceRun) -> dict[str, Any]:
+    """What `race` answers when its run has ended."""
     found = run.outcome
     assert found is not None
     verdict, comparison = found.verdicts[SPECULATIVE], found.comparisons[SPECULATIVE]
@@ -244,7 +244,7 @@ def told(run: Run) -> dict[str, Any]:
     }
 
 
-def lane(run: Run, name: str) -> dict[str, Any]:
+def lane(run: RaceRun, name: str) -> dict[str, Any]:
     """A lane with the first words of its text."""
     assert run.outcome is not None
     stats, words = run.outcome.stats[name], run.outcome.reports[name]["text"].split()

@@ -31,7 +31,7 @@ def is_local(client: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePosition:
     """A visitor's place in the line, from 1, `of` so many; the works that have the model and that wait before it."""
 
     place: int
@@ -58,7 +58,7 @@ class Runs:
             most_bytes: the memory of all jobs that are kept. What a running one has grown by counts when it ends.
         """
         self.grace, self.most_bytes = grace, most_bytes
-        self.place: Callable[[str], Place | None] = lambda session: None
+        self.place: Callable[[str], QueuePosition | None] = lambda session: None
         self.heard: Callable[[str], bool] = lambda session: False
         self.most_watchers = 0
         self.begun: Callable[[Job], None] = lambda job: None
@@ -118,7 +118,7 @@ class Runs:
                 self._refusals.popitem(last=False)
 
     def refusal(self, session: str | None, job: str) -> str | None:
-        """Why the session's last job of this name could not join the line; None if it could. It is told once."""
+        """Why the session's last job of this name could not join the line; None if it could. It is said once."""
         with self._lock:
             return self._refusals.pop((session or "", job), None)
 
@@ -145,7 +145,7 @@ class Runs:
         """A large answer, made in a thread of its own: one at a time, or they would take memory and the engine's time
         together."""
         async with self._large:
-            with self.engine.beside.work():
+            with self.engine.other_work.counted():
                 return await to_thread.run_sync(make)
 
     def find(self, kind: type[J], run_id: str) -> J | None:

@@ -87,7 +87,7 @@ def read_logins(file: Path) -> list[tuple[str, str]]:
     """The names and passwords of those who may log in, from a file of `user:password` lines.
 
     Raises:
-        BadInput: the file cannot be read, names nobody or has a line that is not of this form; no password is told.
+        BadInput: the file cannot be read, names nobody or has a line that is not of this form; no password is quoted.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

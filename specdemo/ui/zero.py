@@ -2,7 +2,7 @@
 
 The package `spaces` runs a decorated function in a fork of this process, which alone has the GPU and which ends when
 nobody has called it for a while. So this process keeps the preset on the CPU, for its tokenizer, for the Lab and for
-all that is told of it. The fork loads the preset once more, on the GPU, and keeps it for the next race. Nothing that a
+all that is known of it. The fork loads the preset once more, on the GPU, and keeps it for the next race. Nothing that a
 fork loses is handed over: neither threads nor CUDA's state, nor the events of a run that goes on.
 """
 
@@ -88,7 +88,7 @@ def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
     def outcome(loaded: Any, asked: Request, entries: Sequence[Entry]) -> Outcome:
         if outcomes:
             return outcomes.pop()
-        return here.outcome(Elsewhere(loaded, environments[0]), asked, entries)  # it was stopped
+        return here.outcome(RemoteLoaded(loaded, environments[0]), asked, entries)  # it was stopped
 
     def explain(error: BaseException) -> str | None:
         import gradio as gr  # what ZeroGPU says, for example of a quota that is used up, and what the fork says
@@ -101,7 +101,7 @@ def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
 OF_MEMORY = {"placement", "bytes_per_pass", "experts"}  # the bytes of weights in an environment
 
 
-class Elsewhere:
+class RemoteLoaded:
     """A preset that is loaded here, in whose stead another process computed in `environment`."""
 
     def __init__(self, loaded: Any, environment: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 
 from ..fakes.engine import PRESETS, Script
 from ..sentences import gist, refuses, tells
@@ -44,8 +44,8 @@ def test_race_streams_every_token_in_order(client: Client, script: Script) -> No
 
 def test_a_program_on_this_machine_is_known(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    play = Run.play
-    monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    play = RaceRun.play
+    monkeypatch.setattr(RaceRun, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
     client.predict(prompt="one two three", max_new_tokens=3, api_name="/compare")
     assert told == [True]
 

@@ -44,7 +44,7 @@ from specdemo.ui.jobs import Job
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.race import run as run_module
 from specdemo.ui.race.request import read_request
-from specdemo.ui.race.run import MOST_BYTES, Run, size_of
+from specdemo.ui.race.run import MOST_BYTES, RaceRun, size_of
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
 from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS
@@ -95,7 +95,7 @@ def test_a_preset_begins_within_the_budget() -> None:
 def test_a_race_ends_with_what_it_has_when_its_time_is_up() -> None:
     script = Script()
     script.pace = 0.01
-    race = Run(ask(max_new_tokens=500), seconds=0.4)
+    race = RaceRun(ask(max_new_tokens=500), seconds=0.4)
     began = time.monotonic()
     *_, last = map(json.loads, race.play(ready(script)))
     assert 0.4 < time.monotonic() - began < 3
@@ -109,7 +109,7 @@ def test_a_race_ends_with_what_it_has_when_its_time_is_up() -> None:
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_pass_that_takes_longer_is_cut_short(before: int) -> None:
-    race = Run(ask(max_new_tokens=20), seconds=0.3)
+    race = RaceRun(ask(max_new_tokens=20), seconds=0.3)
     engine = slow_engine("measuring", threading.Event(), before)
     assert [status.stage for status in engine.follow("scripted")][-1] == "ready"
     began = time.monotonic()
@@ -124,7 +124,7 @@ def test_a_pass_that_takes_longer_is_cut_short(before: int) -> None:
 
 @pytest.mark.parametrize("seconds", [None, 5.0])
 def test_a_race_that_ends_in_time_says_nothing_of_it(seconds: float | None) -> None:
-    race = Run(ask(max_new_tokens=20), seconds)
+    race = RaceRun(ask(max_new_tokens=20), seconds)
     *_, last = map(json.loads, race.play(ready(Script())))
     assert not last["end"]["stopped"]
     assert "most" not in last["end"]["sentence"]
@@ -133,7 +133,7 @@ def test_a_race_that_ends_in_time_says_nothing_of_it(seconds: float | None) -> N
 
 def test_a_race_ends_with_what_it_has_when_it_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "MOST_BYTES", 20_000)
-    race = Run(ask(max_new_tokens=500), seconds=60)
+    race = RaceRun(ask(max_new_tokens=500), seconds=60)
     *_, last = map(json.loads, race.play(ready(Script())))
     assert last["end"]["stopped"]
     assert tells(last["end"]["sentence"], "0.02 MB")
@@ -145,7 +145,7 @@ def test_a_race_ends_with_what_it_has_when_it_takes_too_much_memory(monkeypatch:
 def test_a_race_that_a_person_stopped_says_nothing_of_a_limit() -> None:
     script = Script()
     script.pace = 0.01
-    race = Run(ask(max_new_tokens=500), seconds=77)
+    race = RaceRun(ask(max_new_tokens=500), seconds=77)
     for number, _ in enumerate(messages := race.play(ready(script))):
         if number == 2:
             race.stop.set()
@@ -252,7 +252,7 @@ def largest(tokens: int, k: int = MAX_K) -> list[Entry]:
 
 @pytest.mark.slow
 def test_the_largest_race_of_the_page_can_be_opened_again() -> None:
-    race = Run(ask(max_new_tokens=Budgets().new_tokens, temperature=1.0, k=MAX_K))
+    race = RaceRun(ask(max_new_tokens=Budgets().new_tokens, temperature=1.0, k=MAX_K))
     script = Script()
     loaded = script.load(PRESETS["scripted"], lambda *_: None)
     race.header = script.header(loaded, race.request)
@@ -325,11 +325,11 @@ def test_where_all_are_someones_last_the_oldest_give_way_and_never_the_newest() 
 
 def test_a_run_counts_with_what_it_has_become_when_it_ends() -> None:
     runs, engine = Runs(most_bytes=20_000), ready(Script())
-    first, second = (runs.begin(Run(ask(max_new_tokens=200)), f"visitor {n}") for n in range(2))
+    first, second = (runs.begin(RaceRun(ask(max_new_tokens=200)), f"visitor {n}") for n in range(2))
     for race in (first, second):
         list(runs.play(race, engine))
         assert race.size > 20_000
-    assert (runs.find(Run, first.id), runs.find(Run, second.id)) == (None, second)
+    assert (runs.find(RaceRun, first.id), runs.find(RaceRun, second.id)) == (None, second)
 
 
 def test_what_is_too_much_is_refused_before_it_begins() -> None:

@@ -29,7 +29,7 @@ from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import MOST_OWN, EngineTrouble, real_backend
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.mcp import tools
-from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
+from specdemo.ui.race.own_servers import ServerAddress, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.harness.files import make_tokenizer, write_gguf
 from tests.harness.models import preset_of, save, tiny
@@ -323,8 +323,8 @@ def asked(**settings: Any) -> Request:
     return Request("Hi", "scripted", "none", Settings(max_new_tokens=40, **settings))
 
 
-def place(pair: Pair, key: str = "") -> Place:
-    return Place(Address.read(pair[1]), key)
+def server_at(pair: Pair, key: str = "") -> ServerAddress:
+    return ServerAddress(Address.read(pair[1]), key)
 
 
 def played(run: ServerRun, script: Script) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def played(run: ServerRun, script: Script) -> dict[str, Any]:
 def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -> None:
     """No preset is loaded for it."""
     script = Script()
-    run = ServerRun(asked(), place(drafting, KEY), place(plain, OTHER))
+    run = ServerRun(asked(), server_at(drafting, KEY), server_at(plain, OTHER))
     told = played(run, script)
     assert script.loads == []
     assert told["start"]["preset"] == "toy.gguf"
@@ -379,19 +379,19 @@ def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
 
     def answer(connection: socket.socket) -> None:
         if beside:
-            with engine.beside.work():
+            with engine.other_work.counted():
                 pass
         connection.sendall(replayed_alone("llamacpp-ended"))
 
     with serving(llamacpp_answers(answer)) as found:
-        run = ServerRun(asked(), place(found))
+        run = ServerRun(asked(), server_at(found))
         *_, last = map(json.loads, run.play(engine))
     assert last["end"]["disturbed"] is beside
     assert json.loads(uploaded(run.trace()))["end"]["disturbed"] is beside
 
 
 def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
-    told = played(ServerRun(asked(), place(drafting)), Script())
+    told = played(ServerRun(asked(), server_at(drafting)), Script())
     assert [*told["lanes"]] == [SPECULATIVE]
     assert tells(told["end"]["sentence"], "baseline compare")
     assert (told["end"]["speed_up"], told["end"]["stopped"]) == (None, False)
@@ -399,7 +399,7 @@ def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
 
 
 def test_above_temperature_0_texts_are_not_compared(drafting: Pair, plain: Pair) -> None:
-    told = played(ServerRun(asked(temperature=0.7), place(drafting), place(plain)), Script())
+    told = played(ServerRun(asked(temperature=0.7), server_at(drafting), server_at(plain)), Script())
     assert told["end"]["exactness"]["mark"] == "chance"
     assert told["end"]["exactness"]["words"].startswith(other_draws(True))
     sent = json.loads(next(body for path, _, body in drafting[0].asked if path == "/completion"))
@@ -408,7 +408,7 @@ def test_above_temperature_0_texts_are_not_compared(drafting: Pair, plain: Pair)
 
 def test_a_server_that_fails_is_one_sentence_without_its_key(drafting: Pair, plain: Pair) -> None:
     plain[0].answers = {**plain[0].answers, "/completion": head("application/json", "500 No") + KEY.encode()}
-    run = ServerRun(asked(), place(drafting), place(plain, KEY))
+    run = ServerRun(asked(), server_at(drafting), server_at(plain, KEY))
     with refuses(EngineTrouble, "failed (500)."):
         list(run.play(Script().engine()))
     assert KEY not in "".join(run.messages)
@@ -430,7 +430,7 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
             connection.sendall(b": still here\n\n" * 100)
 
     drafting[0].answers = {**drafting[0].answers, "/completion": endless}
-    run = ServerRun(asked(), place(drafting), place(plain), seconds)
+    run = ServerRun(asked(), server_at(drafting), server_at(plain), seconds)
 
     def stop() -> None:
         asked_for.wait(20)

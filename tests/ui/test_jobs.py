@@ -24,10 +24,10 @@ from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.asking import halting
-from specdemo.ui.engine import EngineTrouble, Pauses, Said, pauses
+from specdemo.ui.engine import EngineTrouble, Pauses, ProgressNote, pauses
 from specdemo.ui.facts import facts
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.runs import is_local
 from specdemo.ui.serving.stream import _events
 from tests.harness.ui_classes import Engine, Runs
@@ -158,7 +158,7 @@ def test_a_failed_load_is_told_and_tried_again() -> None:
     assert last.stage == "ready"
 
 
-def play(engine: Engine, run: Run) -> Iterator[dict[str, Any]]:
+def play(engine: Engine, run: RaceRun) -> Iterator[dict[str, Any]]:
     return (json.loads(message) for message in run.play(engine))
 
 
@@ -166,7 +166,7 @@ def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
     script = Script()
     script.pace = 0.05
     engine = script.engine()
-    run = Run(ask(max_new_tokens=50, k=2, drafter="ngram"))
+    run = RaceRun(ask(max_new_tokens=50, k=2, drafter="ngram"))
     messages = run.play(engine)
     while "lanes" not in json.loads(next(messages)):
         pass
@@ -179,7 +179,7 @@ def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
     last = json.loads(run.messages[-1])  # whoever follows it learns that it is over
     assert (last["error"], last["stopped"], last["seq"]) == ("Stopped.", True, len(run.messages) - 1)
     script.pace = 0.0
-    assert list(play(engine, Run(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
+    assert list(play(engine, RaceRun(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
 
 
 def slow(words: str, reached: threading.Event, before: int = 0) -> Any:
@@ -207,7 +207,7 @@ def slow_engine(words: str, reached: threading.Event, before: int = 0) -> Engine
 @pytest.mark.parametrize("before", [0, 1])
 def test_stop_interrupts_a_prefill_and_the_next_run_works(before: int) -> None:
     reached = threading.Event()
-    engine, run = slow_engine("measuring", reached, before), Run(ask(max_new_tokens=20))
+    engine, run = slow_engine("measuring", reached, before), RaceRun(ask(max_new_tokens=20))
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(lambda: list(play(engine, run)))
         assert reached.wait(10)
@@ -222,13 +222,13 @@ def test_stop_interrupts_a_prefill_and_the_next_run_works(before: int) -> None:
     last = json.loads(run.messages[-1])
     assert last.get("stopped", before == 1)
     engine.backend = Script().engine().backend
-    assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
+    assert "end" in list(play(engine, RaceRun(ask(max_new_tokens=3))))[-1]
 
 
 def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_again_after_it() -> None:
     reached = threading.Event()
     engine = slow_engine("measuring 7", reached)
-    run = Run(ask(max_new_tokens=20))
+    run = RaceRun(ask(max_new_tokens=20))
     messages = play(engine, run)
     told = next(message["status"] for message in messages if message.get("status", {}).get("stage") == "loading")
     while told["words"] != "measuring 7":  # it was loaded first
@@ -244,7 +244,7 @@ def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_a
         yield from Script().race(*arguments)
 
     engine.backend = replace(engine.backend, race=quick)
-    seen = list(play(engine, Run(ask(max_new_tokens=3))))
+    seen = list(play(engine, RaceRun(ask(max_new_tokens=3))))
     at = next(place for place, message in enumerate(seen) if "start" in message)
     assert (seen[at - 1]["status"]["stage"], seen[at - 1]["status"]["words"]) == ("loading", "measuring")
     assert seen[at]["status"]["stage"] == "ready"
@@ -279,7 +279,7 @@ def test_who_follows_a_run_is_woken_by_every_message_and_then_forgotten() -> Non
     script = Script()
     script.pace = 0.01
     engine = script.engine()
-    run = Run(ask(max_new_tokens=20, k=2, drafter="ngram"))
+    run = RaceRun(ask(max_new_tokens=20, k=2, drafter="ngram"))
 
     async def follow() -> list[str]:
         asleep = asyncio.Event()
@@ -334,7 +334,7 @@ def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypa
     monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(local=60.0, remote=0.0))
     script = Script()
     script.pace = 0.01
-    run = Run(ask(max_new_tokens=20, k=2, drafter="ngram"))
+    run = RaceRun(ask(max_new_tokens=20, k=2, drafter="ngram"))
     run.local = local
     messages = list(play(script.engine(), run))
     news = [message for message in messages if "lanes" in message]
@@ -350,7 +350,7 @@ def test_the_engine_waits_once_for_a_page_on_its_own_cores_to_draw_the_first_ite
     engine = Script().engine()
     list(engine.follow("scripted"))
     batches = engine.stream("scripted", lambda _: clock(4), local)
-    moments = [moment for batch in batches for moment in batch if not isinstance(moment, Said)]
+    moments = [moment for batch in batches for moment in batch if not isinstance(moment, ProgressNote)]
     waits = [later - earlier for earlier, later in pairwise(moments)]
     assert waits[0] >= opening if local else waits[0] < opening
     assert max(waits[1:]) < opening
@@ -362,7 +362,7 @@ def clock(count: int) -> Generator[float]:
 
 
 def test_who_stops_following_a_run_is_forgotten() -> None:
-    run = Run(ask())
+    run = RaceRun(ask())
     run.messages.append(run.message(status={}))
 
     async def leave() -> None:
@@ -390,7 +390,7 @@ def test_one_thread_loads_and_runs_every_race() -> None:
 
     engine.backend = replace(engine.backend, load=seen(load), race=seen(race))
     for preset in ("scripted", "other", "other"):
-        list(play(engine, Run(ask(preset=preset, presets=["scripted", "other"], max_new_tokens=3))))
+        list(play(engine, RaceRun(ask(preset=preset, presets=["scripted", "other"], max_new_tokens=3))))
     assert len(computing) == 5
     assert set(computing) == {computing[0]}
     assert computing[0] != threading.get_ident()
@@ -399,7 +399,7 @@ def test_one_thread_loads_and_runs_every_race() -> None:
 def test_the_engine_does_not_wait_for_whoever_looks_on() -> None:
     script = Script()
     engine = script.engine()
-    messages = play(engine, Run(ask(max_new_tokens=40)))
+    messages = play(engine, RaceRun(ask(max_new_tokens=40)))
     while "lanes" not in next(messages):
         pass
     wait_until(lambda: not script.open_races)
@@ -416,20 +416,20 @@ def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
     script = Script()
     script.fail_at = 5
     engine = script.engine()
-    run = Run(ask())
+    run = RaceRun(ask())
     with refuses(EngineTrouble, "RuntimeError"):
         list(run.play(engine))
     assert tells(json.loads(run.messages[-1])["error"], "RuntimeError engine")
     assert [json.loads(message)["seq"] for message in run.messages] == list(range(len(run.messages)))
     assert script.open_races == 0
     script.fail_at = None
-    assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
+    assert "end" in list(play(engine, RaceRun(ask(max_new_tokens=3))))[-1]
 
 
 def test_a_page_stops_the_runs_whose_ids_it_knows() -> None:
     runs = Runs()
-    made = [runs.begin(Run(ask()), f"session {number}") for number in range(17)]
-    assert runs.find(Run, made[1].id) is made[1]
+    made = [runs.begin(RaceRun(ask()), f"session {number}") for number in range(17)]
+    assert runs.find(RaceRun, made[1].id) is made[1]
     assert runs.find(LabRun, made[1].id) is None
     halt = halting(runs)
     for run_id in (made[5].id, "no such run", None, ["a"]):
@@ -454,7 +454,7 @@ def test_a_drafter_remembers_the_earlier_answers_of_its_own_session_and_preset()
         session: str, prompt: str, drafter: str = "suffix", preset: str = "scripted", weights: Any = None
     ) -> tuple[int, ...]:
         asked = ask(prompt=prompt, drafter=drafter, max_new_tokens=3, preset=preset, presets=[*PRESETS])
-        run = runs.begin(Run(asked), session)
+        run = runs.begin(RaceRun(asked), session)
         list(runs.play(run, engine))
         assert run.outcome is not None
         (answer,) = run.answers()

@@ -27,7 +27,7 @@ from specdemo.ui.jobs import GRACE_SECONDS, RACE
 from specdemo.ui.lab.run import work_of
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.serving import line, queue
 from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of, is_heard
 from tests.harness.ui_classes import Runs
@@ -391,7 +391,7 @@ def test_a_run_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
     assert GRACE_SECONDS == 15.0
     runs = Runs(grace=0.3)
     runs.heard = lambda session: session == "heard"  # its page hears of it through Gradio
-    left, back, away, heard = (runs.begin(Run(ask()), name) for name in ("left", "back", "away", "heard"))
+    left, back, away, heard = (runs.begin(RaceRun(ask()), name) for name in ("left", "back", "away", "heard"))
 
     looks: list[Callable[[], None]] = []  # what the loop of the server would do after the grace
 

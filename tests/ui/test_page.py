@@ -30,18 +30,18 @@ from specdemo.models.presets import load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, trace_lines
 from specdemo.studies.lab import STUDIES
-from specdemo.ui.beside import Beside
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import RACE
 from specdemo.ui.lab import tab
 from specdemo.ui.lab.results import Results
 from specdemo.ui.lab.run import LabRun
+from specdemo.ui.other_work import OtherWork
 from specdemo.ui.page import build_page
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay.playable import playable_json
 from specdemo.ui.replay.routes import RECORDINGS, recordings
-from specdemo.ui.serving.head import Head, modules
+from specdemo.ui.serving.head import PageHead, modules
 from specdemo.ui.serving.line import MAX_WAITING, MODEL
 from specdemo.ui.serving.stream import _news
 from specdemo.ui.share.saved import saved_page
@@ -753,17 +753,17 @@ def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
 
 
 def test_work_beside_the_engine_is_seen_if_it_overlaps() -> None:
-    beside = Beside()
-    with beside.work():
+    other_work = OtherWork()
+    with other_work.counted():
         pass
-    seen = beside.watch()
+    seen = other_work.watch()
     assert not seen()
-    with beside.work():
-        during = beside.watch()
+    with other_work.counted():
+        during = other_work.watch()
         assert during()
     assert seen()
     assert during()
-    assert not beside.watch()()
+    assert not other_work.watch()()
 
 
 def run_held(page: Page, script: Script) -> None:
@@ -814,18 +814,18 @@ def test_what_a_page_is_answered_counts_as_work_beside_a_race(monkeypatch: pytes
         for name in ("trace", "race")
         if getattr(getattr(block, name, None), "_is_server_fn", False)
     }
-    seen, watch = list[bool](), engine.beside.watch()
+    seen, watch = list[bool](), engine.other_work.watch()
     trace: Callable[[], str] = lambda: seen.append(watch()) or ""  # type: ignore[func-returns-value]  # noqa: E731
     monkeypatch.setattr(runs, "find", lambda *_: SimpleNamespace(trace=trace))
     for answer in (answers["trace"], answers["race"]):
-        watch = engine.beside.watch()
+        watch = engine.other_work.watch()
         in_a_loop_of_its_own(answer({}))
     assert seen == [True, True]
 
 
 def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
-    page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
+    page, watch = build_page(engine, runs, PROMPTS), engine.other_work.watch()
 
     def noted(*_: Any) -> list[Any]:
         seen.append(watch())
@@ -841,19 +841,19 @@ def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypa
         ("look", ("a/b", "", "")),
     )
     for name, arguments in asked:
-        watch = engine.beside.watch()
+        watch = engine.other_work.watch()
         next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
     assert seen == [True] * 3
 
 
 def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
-    page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
+    page, watch = build_page(engine, runs, PROMPTS), engine.other_work.watch()
     done = SimpleNamespace(id="a", pictured=1, picture=[None], files={}, values={}, measured=None)
     monkeypatch.setattr(runs, "latest", lambda *_: done)
     monkeypatch.setattr(Results, "update", lambda *_: seen.append(watch()) or {})  # type: ignore[func-returns-value]
     for show in {block.fn for block in page.fns.values() if block.name == "show"}:
-        done.study, watch = getattr(show, "__self__").study, engine.beside.watch()  # noqa: B009
+        done.study, watch = getattr(show, "__self__").study, engine.other_work.watch()  # noqa: B009
         show(gr.Request())
     assert seen == [True] * len(STUDIES)
 
@@ -862,14 +862,14 @@ def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: p
     ("path", "counts"), [("/", True), ("/config", True), ("/config/", True), ("/gradio_api/info", True), ("/x", False)]
 )
 def test_what_gradio_makes_for_each_visitor_counts_as_work_beside_a_race(path: str, counts: bool) -> None:
-    beside = Beside()
-    seen, watch = list[bool](), beside.watch()
+    other_work = OtherWork()
+    seen, watch = list[bool](), other_work.watch()
 
     async def app(*_: Any) -> None:
         seen.append(watch())
 
-    runs: Any = SimpleNamespace(engine=SimpleNamespace(beside=beside))
-    page: Any = Head(app, "", "", runs)
+    runs: Any = SimpleNamespace(engine=SimpleNamespace(other_work=other_work))
+    page: Any = PageHead(app, "", "", runs)
     in_a_loop_of_its_own(page({"type": "http", "path": path}, None, None))
     assert seen == [counts]
 
@@ -1575,9 +1575,9 @@ LIVE, OVER, GONE = telling("Watching live"), re.compile("^The .* stopped"), "Nob
 # The messages ----------------------------------------------------------------------------------------------------
 
 
-def raced(script: Script, runs: Runs, session: str = "page", **values: Any) -> Run:
+def raced(script: Script, runs: Runs, session: str = "page", **values: Any) -> RaceRun:
     """A race of the session that has ended."""
-    job = runs.begin(Run(ask(**values)), session)
+    job = runs.begin(RaceRun(ask(**values)), session)
     list(runs.play(job, script.engine()))
     return job
 
@@ -1599,7 +1599,7 @@ async def until(events: AsyncIterator[bytes], last: Callable[[str], bool]) -> li
     return [(int(number), json.loads(data)) for number, data in re.findall("id: (.*)\ndata: (.*)\n\n", text)]
 
 
-def messages(*races: Run) -> list[dict[str, Any]]:
+def messages(*races: RaceRun) -> list[dict[str, Any]]:
     """Those of the senders' own streams, without the ids."""
     return [{**json.loads(message), "run": ""} for race in races for message in race.messages]
 

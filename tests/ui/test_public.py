@@ -19,14 +19,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specdemo.studies.lab import STUDIES
 from specdemo.types import SETTINGS, BadInput
-from specdemo.ui.beside import Beside
 from specdemo.ui.lab.pictures_of_theory import theory_of
+from specdemo.ui.other_work import OtherWork
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import FIELDS
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.serving import stream
-from specdemo.ui.serving.entry import Entry
-from specdemo.ui.serving.head import Head
+from specdemo.ui.serving.entry import RequestGuard
+from specdemo.ui.serving.head import PageHead
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import Script, asked_by_form
@@ -137,16 +137,16 @@ def test_the_large_answers_on_a_race_are_made_one_at_a_time(
     site: tuple[str, Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, runs = site
-    run, making, together = runs.begin(Run(ask()), "anyone"), list[int](), list[int]()
+    run, making, together = runs.begin(RaceRun(ask()), "anyone"), list[int](), list[int]()
 
-    def trace(run: Run) -> str:
+    def trace(run: RaceRun) -> str:
         making.append(1)
         together.append(len(making))
         time.sleep(0.05)
         making.pop()
         return ""
 
-    monkeypatch.setattr(Run, "trace", trace)
+    monkeypatch.setattr(RaceRun, "trace", trace)
     parts = httpx.get(f"{url}config").json()["components"]
     ids = {name: part["id"] for part in parts for name in part["props"].get("server_fns", ())}
 
@@ -200,7 +200,7 @@ def test_a_page_that_others_reach_may_have_any_name(name: str, share: bool, stat
     async def send(message: Message) -> None:
         sent.append(message)
 
-    in_a_loop_of_its_own(Entry(app)(scope, receive, send))
+    in_a_loop_of_its_own(RequestGuard(app)(scope, receive, send))
     assert [message["status"] for message in sent if "status" in message] == status
 
 
@@ -210,7 +210,7 @@ def test_a_page_that_others_reach_may_have_any_name(name: str, share: bool, stat
 @pytest.mark.parametrize("last", ["²", "-1", "9" * 5000, "١", "1.5", "1e3", "+1", "0x1"])
 def test_an_odd_number_of_the_last_message_is_taken_for_none(site: tuple[str, Runs], last: str) -> None:
     url, runs = site
-    run = runs.begin(Run(ask()), "anyone")
+    run = runs.begin(RaceRun(ask()), "anyone")
     run.messages.append(run.message(status={}))
     run.ended.set()
     request = httpx.Request("GET", f"{url}races/{run.id}", headers=[(b"last-event-id", last.encode())])
@@ -221,7 +221,7 @@ def test_an_odd_number_of_the_last_message_is_taken_for_none(site: tuple[str, Ru
 
 def test_a_silent_run_keeps_its_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.05)
-    run = Run(ask())
+    run = RaceRun(ask())
 
     async def follow() -> list[str]:
         events = stream._events(run, 0)
@@ -238,7 +238,7 @@ def test_a_silent_run_keeps_its_connection_alive(monkeypatch: pytest.MonkeyPatch
 def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
     runs = Runs()
     with served(Script(), runs=runs, auth=("me", "secret")) as url:
-        run = runs.begin(Run(ask()), "mine")
+        run = runs.begin(RaceRun(ask()), "mine")
         run.messages.append(run.message(status={"words": "mine alone"}))
         run.ended.set()
         assert '"elem_id":"race"' not in httpx.get(url, timeout=60).text  # see ahead.js
@@ -302,8 +302,8 @@ def to_device(messages: list[Message]) -> list[Message]:
     async def keep(message: Message) -> None:
         out.append(message)
 
-    runs: Any = SimpleNamespace(engine=SimpleNamespace(beside=Beside()))
-    page: Callable[..., Any] = Head(app, "<script>", "<style>", runs)
+    runs: Any = SimpleNamespace(engine=SimpleNamespace(other_work=OtherWork()))
+    page: Callable[..., Any] = PageHead(app, "<script>", "<style>", runs)
     in_a_loop_of_its_own(page({"type": "http", "path": "/"}, None, keep))
     return out
 

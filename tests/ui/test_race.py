@@ -29,7 +29,7 @@ from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, Token, To
 from specdemo.ui.engine import Pauses, real_backend
 from specdemo.ui.race import run as race_run
 from specdemo.ui.race.messages import CODES
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 from specdemo.ui.serving import stream
@@ -64,8 +64,8 @@ Raced = tuple[Page, list[Entry]]
 
 def test_a_page_on_this_machine_is_known(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    play = Run.play
-    monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    play = RaceRun.play
+    monkeypatch.setattr(RaceRun, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
     run(page, "one two three")
     monkeypatch.setattr("specdemo.ui.runs.is_local", lambda client: client.host != "127.0.0.1")
     run(page)
@@ -368,7 +368,7 @@ def test_what_a_lost_connection_missed_is_asked_for(
     script.pace = 0.01
     whole, connections = stream._events, []
 
-    async def broken(run: Run, first: int) -> AsyncIterator[str]:
+    async def broken(run: RaceRun, first: int) -> AsyncIterator[str]:
         """Each connection is lost after three messages."""
         connections.append(first)
         yield "retry: 10\n\n"
@@ -396,7 +396,7 @@ def test_a_server_that_is_lost_during_a_race_is_told(
     script.pace = 0.01
     whole = stream._events
 
-    async def broken(run: Run, first: int) -> AsyncIterator[str]:
+    async def broken(run: RaceRun, first: int) -> AsyncIterator[str]:
         yield "retry: 10\n\n"
         async for message in whole(run, first):
             yield message

@@ -30,7 +30,7 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Candidate, Entry, Request, TokenProbabilities, read_trace, write_trace
 from specdemo.types import REJECTION, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from specdemo.ui.race.messages import row_of
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay import opening, routes
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
@@ -426,7 +426,7 @@ def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
 def test_a_replay_ends_as_the_race_did(events: int, fields: dict[str, Any]) -> None:
     script, settings = Script(), Settings(**{"k": 4, "max_new_tokens": 24, **fields})
     script.differ_at = 9
-    race = Run(Request("one two three four five six", "scripted", "prompt-lookup", settings))
+    race = RaceRun(Request("one two three four five six", "scripted", "prompt-lookup", settings))
     for _ in race._race(script.engine(), ScriptedLoaded(PRESETS["scripted"])):
         if len(race.entries) >= events:
             race.stop.set()

@@ -21,7 +21,7 @@ from specdemo import __version__
 from specdemo.types import BadInput
 from specdemo.ui import health
 from specdemo.ui.engine import EngineTrouble
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from specdemo.ui.serve import read_logins
 from tests.harness.ui_classes import Engine, Runs
 
@@ -175,8 +175,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     return lambda: [json.loads(record.message) for record in caplog.records if record.name == health.log.name]
 
 
-def play(runs: Runs, **asked: Any) -> Run:
-    run = runs.begin(Run(replace(ask(), prompt=PROMPT, **asked)), "a session of mine")
+def play(runs: Runs, **asked: Any) -> RaceRun:
+    run = runs.begin(RaceRun(replace(ask(), prompt=PROMPT, **asked)), "a session of mine")
     with suppress(EngineTrouble):
         for _ in runs.play(run, runs.engine):
             pass
@@ -209,7 +209,7 @@ def test_each_race_is_a_line_without_anything_of_the_visitor(site: tuple[str, Sc
     script.fail_at, script.failure = 5, MemoryError("Too little memory.")
     play(runs)
     script.fail_at = None
-    stopped = runs.begin(Run(replace(ask(), prompt=PROMPT)), "a session of mine")
+    stopped = runs.begin(RaceRun(replace(ask(), prompt=PROMPT)), "a session of mine")
     with closing(runs.play(stopped, runs.engine)) as messages:  # type: ignore[type-var]
         assert len(list(islice(messages, 2))) == 2
     script.used.add(replace(PRESETS["other"], name="/home/me/a-model"), "me")

@@ -17,7 +17,7 @@ from specdemo.ui import zero
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble, real_backend
 from specdemo.ui.race.request import read_request
-from specdemo.ui.race.run import Run
+from specdemo.ui.race.run import RaceRun
 from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes.spaces import Spaces
@@ -40,15 +40,15 @@ def asked(**values: Any) -> Any:
     return read_request(**{**usual, **values})
 
 
-def played(engine: Engine, **values: Any) -> Run:
+def played(engine: Engine, **values: Any) -> RaceRun:
     runs = Runs()
-    run = runs.begin(Run(asked(**values), BUDGETS.race_seconds), None)
+    run = runs.begin(RaceRun(asked(**values), BUDGETS.race_seconds), None)
     for _ in runs.play(run, engine):
         pass
     return run
 
 
-def ids(run: Run) -> list[list[int]]:
+def ids(run: RaceRun) -> list[list[int]]:
     assert run.outcome is not None
     return [report["token_ids"] for report in run.outcome.reports.values()]
 
@@ -68,7 +68,7 @@ def test_a_whole_race_is_one_call_in_a_fork_that_loads_the_preset_itself(spaces:
 
 def test_a_race_that_is_stopped_gives_the_gpu_back(spaces: Spaces) -> None:
     engine, runs = Engine(PRESETS, zero.zero_backend("auto", BUDGETS)), Runs()
-    run = runs.begin(Run(asked(max_new_tokens=200)), None)
+    run = runs.begin(RaceRun(asked(max_new_tokens=200)), None)
     entries = run._kept
 
     def few(race: Iterable[Entry]) -> Iterator[Entry]:

@@ -44,14 +44,15 @@ def check_command_line() -> None:
     from typer.testing import CliRunner
 
     from specdemo.cli.main import app
-    from specdemo.cli.options import Decoding
+    from specdemo.cli.options import DecodingOptions
     from specdemo.models.presets import DEFAULT_PRESET, find_preset
 
     said = CliRunner().invoke(app, ["generate", "--help"], terminal_width=120).stdout.split("--patience ")[1]
     assert " ".join(said.split()).startswith("<float> How long a guess may take. [default: 0.5]")
     refused = CliRunner().invoke(app, ["generate", "--prompt", "one", "--patience", "9.5"]).exception
     assert tells(refused, TOO_MUCH)
-    assert Decoding(patience=3.0).request("one", find_preset(DEFAULT_PRESET)).as_dict()["settings"]["patience"] == 3.0
+    asked = DecodingOptions(patience=3.0).request("one", find_preset(DEFAULT_PRESET))
+    assert asked.as_dict()["settings"]["patience"] == 3.0
 
 
 def check_reading() -> None:

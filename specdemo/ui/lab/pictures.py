@@ -131,17 +131,18 @@ def of_domains(study: Domains) -> Picture:
             if row["by"] == by and row["tested"]
         ]
         plots.append(bars(title, words, tested, counted, whisker="95% confidence interval over texts"))
-    told = study.words() or ["There are too few drafted tokens so far."]
-    return [Section("", [*told, *[study.left_out] * bool(study.left_out)], plots, study.tables())]
+    sentences = study.words() or ["There are too few drafted tokens so far."]
+    left_out = [study.left_out] if study.left_out else []
+    return [Section("", [*sentences, *left_out], plots, study.tables())]
 
 
 def of_causes(study: Causes) -> Picture:
     plots, tested = [], {"label": "share of the tested tokens", **SHARE}
     rows = [row for row in study.rows() if row["acceptance_rate"]]
     for cause, group in groupby(rows, lambda row: row["cause"]):
-        told = [_bar(row["condition"], row["acceptance_rate"]) for row in group]
+        counted = [_bar(row["condition"], row["acceptance_rate"]) for row in group]
         words = "Of the tested tokens, how many passed."
-        plots.append(bars(f"By {cause}", words, tested, told, whisker="95% confidence interval over texts"))
+        plots.append(bars(f"By {cause}", words, tested, counted, whisker="95% confidence interval over texts"))
     return [Section("", [study.left_out] * bool(study.left_out), plots, study.tables())] if rows else []
 
 

@@ -47,8 +47,8 @@ def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> Section:
         rows,
         whisker="with those that differ from a near-tie on, which rounding decides",
     )
-    told = table("Every text", columns, [asdict(check) for check in checks])
-    return Section("", greedy.in_words(checks), [plot], [told], "1. At temperature 0, token for token")
+    every = table("Every text", columns, [asdict(check) for check in checks])
+    return Section("", greedy.in_words(checks), [plot], [every], "1. At temperature 0, token for token")
 
 
 def of_exact(drafts: Sequence[lossless.DraftOnPaper], broken: str) -> Section:
@@ -64,7 +64,7 @@ def of_exact(drafts: Sequence[lossless.DraftOnPaper], broken: str) -> Section:
     verdict, *words = lossless.exact_in_words(drafts)
     columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f")]
     rows = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(drafts).items()]
-    told = table("What each rule accepts of these drafts", columns, rows)
+    accepted = table("What each rule accepts of these drafts", columns, rows)
     columns = [
         ("rule", "rule for the children of a token", ""),
         ("children", "children, the drafter's likeliest", ",.0f"),
@@ -74,7 +74,7 @@ def of_exact(drafts: Sequence[lossless.DraftOnPaper], broken: str) -> Section:
     ]
     means = lossless.children_means(drafts)
     branched = table("If drafts branched here: two sound rules, and one that is wrong", columns, means)
-    return Section(verdict, words, [plot], [told, branched], "2. On paper" + _broken(broken))
+    return Section(verdict, words, [plot], [accepted, branched], "2. On paper" + _broken(broken))
 
 
 def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], str]) -> Section:

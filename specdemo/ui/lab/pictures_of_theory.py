@@ -10,7 +10,7 @@ from ...drafters.names import DRAFTERS
 from ...studies import theory
 from ...studies.explain import Explained, Measured, Theory, explain_race, rounded
 from ...types import BadInput
-from ..race.run import Run
+from ..race.run import RaceRun
 from .plots import ALONE, ROUNDS, SHARE, TIMES, Picture, Row, Section, bars, lines
 
 
@@ -94,13 +94,13 @@ def theory_of(values: Mapping[str, Any], measured: Measured | None = None) -> Pi
     return of_theory(costs, read["alpha"], measured.race if measured else None)
 
 
-def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
+def race_numbers(run: RaceRun | None) -> tuple[dict[str, float], Measured]:
     """The numbers of a race for the form, and what the theory says to it.
 
     Raises:
         BadInput: there is no race, or nothing was drafted in it.
     """
-    if run is None or not run.entries or run.request.drafter not in DRAFTERS:  # a server's race tells no costs
+    if run is None or not run.entries or run.request.drafter not in DRAFTERS:  # a server's race has no costs
         raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
     found = explain_race(run.entries, run.request.drafter)
     target_ms = 1000 * found.one_pass

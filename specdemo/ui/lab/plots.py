@@ -88,7 +88,7 @@ def lines(
 ) -> Figure:
     """Series of points [x, y, low, high] by name (the whiskers may be missing), and horizontal lines to compare with.
 
-    Series differ by colour, dash and marker, so that none is told by colour alone. An axis has a `label`, a `format`,
+    Series differ by colour, dash and marker, so that none is known by colour alone. An axis has a `label`, a `format`,
     perhaps where it begins and ends (`from`, `to`), `log`, or `ticks`: the names of its places 0, 1, 2, ...
     """
     series, rules = [(name, points) for name, points in series if points], list(rules)
@@ -227,7 +227,7 @@ def bars(
         key += [f"◆ {mark}"] * bool(mark)
     value = base.mark_text(align="right", fontWeight="bold", fontSize=14, color=INK, aria=False)
     layers.append(value.encode(x=end, y=down("middle:Q"), text="shown:N"))
-    whole = base.mark_bar(opacity=0)  # it tells of its row, also where the bar is short
+    whole = base.mark_bar(opacity=0)  # it describes its row, also where the bar is short
     tip = [alt.Tooltip("told:N", title="name")]
     layers.append(whole.encode(x=alt.value(0), x2=end, y=down("top:Q"), y2="ends", tooltip=tip, description="told:N"))
     spoken = ", ".join(f"{row['name']}: {row['shown']}" for row in shown)

@@ -11,7 +11,7 @@ from typing import Any
 from ...drafters.names import drafter_class
 from ...studies.study import Study
 from ...studies.tables import csv_text, json_text
-from ..engine import Engine, Said
+from ..engine import Engine, ProgressNote
 from ..jobs import STUDY, Job
 from .pictures import shown_by
 from .plots import Picture
@@ -63,7 +63,7 @@ class LabRun(Job):
                 yield self.message(share=status.fraction, words=f"The model is not ready yet: {status.words}")
         with closing(engine.stream(self.preset, self._measure, self.local, self)) as batches:
             for batch in batches:
-                if steps := [item for item in batch if not isinstance(item, Said)]:  # its own steps say enough
+                if steps := [item for item in batch if not isinstance(item, ProgressNote)]:  # its own steps say enough
                     share, words = steps[-1]
                     yield self.message(share=share, words=words, pictured=self.pictured)
         yield self.message(end=self.outcome, pictured=self.pictured)

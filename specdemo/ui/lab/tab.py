@@ -26,8 +26,8 @@ from ..engine import Engine
 from ..part import Part
 from ..race.form import OF_PRESET, OF_SERVER
 from ..race.own_models import add_own_models
-from ..race.own_servers import read_places
-from ..race.run import Run
+from ..race.own_servers import read_addresses
+from ..race.run import RaceRun
 from ..runs import Runs
 from ..serving.line import QUIET
 from ..values import to_json
@@ -51,8 +51,8 @@ def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, bu
 
     def named() -> None:
         title = gr.Markdown(_checked(engine, next(iter(engine.presets))), elem_id="check-model")
-        told = {"preprocess": False, "queue": False, **QUIET}
-        form["preset"].change(lambda preset: _checked(engine, preset), form["preset"], title, **told)
+        at_once = {"preprocess": False, "queue": False, **QUIET}
+        form["preset"].change(lambda preset: _checked(engine, preset), form["preset"], title, **at_once)
         if budgets.own_models:
             add_own_models(engine, runs, form, budgets)
 
@@ -169,7 +169,7 @@ class StudyTab:
         asked = self.runs.latest(request.session_hash, LabRun)
         if asked is None or asked.study is not self.study:
             return {self.measured: gr.skip()}
-        with self.engine.beside.work():  # the last picture is shown when the next in line may race already
+        with self.engine.other_work.counted():  # the last picture is shown when the next in line may race already
             updates = self.results.update(asked.picture) if asked.picture else {}
             for kind, text in asked.files.items():
                 part, name = self.downloads[kind], f"specdemo-{self.study.name}.{kind}"
@@ -210,18 +210,18 @@ class StudyTab:
         servers."""
         servers = [self.fields[field.name] for field in self.form if field.kind in OF_SERVERS]
 
-        def choose(*places: Any) -> Updates:
+        def choose(*addresses: Any) -> Updates:
             chosen: dict[str, Any] = {"value": OF_PRESET}
             try:
-                if any(places):
-                    read_places(places)
+                if any(addresses):
+                    read_addresses(addresses)
                     chosen = {"value": OF_SERVER, "visible": True}
             except BadInput as error:
                 return {self.says: said(str(error), failed=True)}
             return {self.says: said(""), raced: gr.update(**chosen)}
 
-        told = {"preprocess": False, "queue": False, **QUIET}
-        chose = self.race_it.click(choose, servers, [self.says, raced], **told)
+        at_once = {"preprocess": False, "queue": False, **QUIET}
+        chose = self.race_it.click(choose, servers, [self.says, raced], **at_once)
         chose.success(None, self.says, None, js="(said) => JSON.parse(said).failed || specdemo.showRace()")
         return servers
 
@@ -236,7 +236,7 @@ class StudyTab:
 
         def answer(measured: Any, numbers: Sequence[Any]) -> Updates:
             try:
-                with self.engine.beside.work():
+                with self.engine.other_work.counted():
                     picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
             except Exception as error:
                 return {self.says: said(self.engine.sentence(error), failed=True)}
@@ -244,8 +244,8 @@ class StudyTab:
 
         def take(request: gr.Request) -> Updates:
             try:
-                with self.engine.beside.work():
-                    numbers, measured = race_numbers(self.runs.latest(request.session_hash, Run))
+                with self.engine.other_work.counted():
+                    numbers, measured = race_numbers(self.runs.latest(request.session_hash, RaceRun))
             except Exception as error:
                 return {self.says: said(self.engine.sentence(error), failed=True)}
             found = {self.fields[name]: value for name, value in numbers.items()}

@@ -12,7 +12,7 @@ An event holds `at`, the time of its lane's clock after it. What the pane shows 
 `seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
 rounds it stands for, if more than one. `figures` are those of the lane so far; only the last event of a lane in a
 message has them, and of many every tenth. `of_all` are those of all readers of a race together that have a drafter, or
-of all that have none; an event has them now and then, see `Readers`.
+of all that have none; an event has them now and then, see `BatchFigures`.
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
 unknown. The tokens of a tree come in the order of the draft. Each has, after its own place, that of the token it
@@ -45,7 +45,7 @@ CODES = {
 PREFILL = -1  # the round number of the token that prefill emits
 REST = ""  # the code of text that belongs to no single token: bytes that never became a character
 FIGURES_EVERY = 10  # events
-LIVE = (  # figures that are told while a race runs
+LIVE = (  # figures that are sent while a race runs
     *("tokens", "tokens_per_second", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds"),
     *("other_seconds", "acceptance_rate", "draft_efficiency", "tokens_per_round"),
 )
@@ -58,7 +58,7 @@ class Lanes:
     def __init__(self, pairs: Mapping[str, str]) -> None:
         """`pairs` are those of the request."""
         self._stats = defaultdict[str, Stats](Stats)
-        self._readers = Readers(pairs)
+        self._batch_figures = BatchFigures(pairs)
         self._news: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, entry: Entry) -> None:
@@ -66,7 +66,7 @@ class Lanes:
         stats, news = self._stats[entry.lane], self._news.setdefault(entry.lane, [])
         stats.add(entry.event)
         news.append(event_of(entry, stats.seconds))
-        self._readers.add(entry, news[-1])
+        self._batch_figures.add(entry, news[-1])
         if len(news) % FIGURES_EVERY == 0:
             news[-1]["figures"] = live_figures(stats)
 
@@ -75,52 +75,52 @@ class Lanes:
         news, self._news = self._news, {}
         for lane, events in news.items():
             events[-1]["figures"] = live_figures(self._stats[lane])
-        self._readers.tell()
+        self._batch_figures.fill_in()
         return news
 
 
-class Readers:
+class BatchFigures:
     """Several readers without a drafter, and as many with it, while all of either are decoded (`AtOnce`).
 
-    Their figures are told in an event that counts: after every `FIGURES_EVERY` rounds of each, and in the last event
-    before `tell`.
+    Their figures stand in an event that counts: after every `FIGURES_EVERY` rounds of each, and in the last event
+    before `fill_in`.
     """
 
     def __init__(self, pairs: Mapping[str, str]) -> None:
         groups = [(lanes, AtOnce(len(pairs))) for lanes in (pairs.values(), pairs)]
         self._groups = {lane: group for lanes, group in groups for lane in lanes}
-        self._untold: dict[AtOnce, dict[str, Any]] = {}  # the last event that counts, if it does not tell them
+        self._without: dict[AtOnce, dict[str, Any]] = {}  # the last event that counts, if it lacks them
 
     def add(self, entry: Entry, event: dict[str, Any]) -> None:
-        """Take in one event of the race, and what the page is told of it."""
+        """Take in one event of the race, and what the page gets of it."""
         group = self._groups.get(entry.lane)
         if group is None or not group.add(entry.lane, entry.event):
             return
-        self._untold[group] = event
+        self._without[group] = event
         if group.stats.rounds % (FIGURES_EVERY * group.stats.readers) == 0:
-            self._tell(group)
+            self._fill_in(group)
 
-    def tell(self) -> None:
-        """Tell what is not told yet."""
-        for group in [*self._untold]:
-            self._tell(group)
+    def fill_in(self) -> None:
+        """Put in the figures that no event holds yet."""
+        for group in [*self._without]:
+            self._fill_in(group)
 
-    def _tell(self, group: AtOnce) -> None:
+    def _fill_in(self, group: AtOnce) -> None:
         figures = {name: getattr(group.stats, name) for name in OF_ALL}
         figures["accepted_lengths"] = {**group.stats.accepted_lengths}
-        self._untold.pop(group)["of_all"] = figures
+        self._without.pop(group)["of_all"] = figures
 
 
 def event_of(entry: Entry, at: float) -> dict[str, Any]:
     """An event as the page shows it, without figures; `at` is the time of its lane's clock after it."""
     event = entry.event
-    told: dict[str, Any] = {"at": round(at, 6), "row": row_of(entry)}
+    fields: dict[str, Any] = {"at": round(at, 6), "row": row_of(entry)}
     if isinstance(event, Round):
         parts = event.draft_seconds, event.verify_seconds, event.seconds
-        told["seconds"] = [None if part is None else round(part, 6) for part in parts]
+        fields["seconds"] = [None if part is None else round(part, 6) for part in parts]
         if event.merged:
-            told["merged"] = event.merged
-    return told
+            fields["merged"] = event.merged
+    return fields
 
 
 def row_of(entry: Entry) -> list[Any] | None:

@@ -75,7 +75,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     def look(*given: Any) -> list[Any]:
         lines: list[str] = []
         try:
-            with engine.beside.work():
+            with engine.other_work.counted():
                 report = engine.report(_named(engine.presets, *given))
                 lines += report.lines()
                 report.check()
@@ -106,7 +106,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
             ended.set()
 
     def refused(before: str, request: gr.Request) -> list[Any]:
-        """Why it may not join the line. For Gradio a load that is cancelled fails, too, and is told already."""
+        """Why it may not join the line. For Gradio a load that is cancelled fails, too, and the page knows."""
         sentence = runs.refusal(request.session_hash, LOAD)
         if sentence is None:
             return [gr.skip()] * (2 + len(begins))
@@ -153,8 +153,8 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     own.look.click(look, named, [own.said, own.load], **here, show_progress="minimal", api_visibility="private")
     begun = own.load.click(begin, named, [own.before, own.load, own.cancel, *begins], **here, **QUIET)
     loading = begun.success(load, chosen, None, preprocess=False, js=LOADS, **MODEL, **QUIET)
-    told = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
-    told.then(None, chosen, None, js=CHOSEN)
+    shown = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
+    shown.then(None, chosen, None, js=CHOSEN)
     loading.failure(refused, own.before, [own.said, own.cancel, *begins], **here, **QUIET)
     outputs = [own.said, own.load, own.cancel, *begins]
     cancelled = own.cancel.click(give_up, own.before, outputs, cancels=[loading], queue=False, **QUIET)

@@ -1,4 +1,4 @@
-"""Servers that a person runs and names in the tab Check: their race, told to the page like any other."""
+"""Servers that a person runs and names in the tab Check: their race, sent to the page like any other."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ...servers.dialects import connected
 from ...servers.race import TURNS, ServerRace, outcome, trace_header
 from ...types import REJECTION, BadInput
 from ..engine import Engine
-from .run import Run
+from .run import RaceRun
 
 
-def read_servers(request: Request, places: Sequence[Any], seconds: float | None = None) -> ServerRun:
-    """The race of the servers that the values of the fields name.
+def read_servers(request: Request, values: Sequence[Any], seconds: float | None = None) -> ServerRun:
+    """The race of the servers that the `values` of the fields name.
 
     Raises:
         BadInput: the first value that is wrong.
     """
     if request.others:
         raise BadInput("A server is raced with 1 reader: choose 1 reader at once.")
-    return ServerRun(request, *read_places(places), seconds)
+    server, baseline = read_addresses(values)
+    return ServerRun(request, server, baseline, seconds)
 
 
-def read_places(values: Sequence[Any]) -> tuple[Place, Place | None]:
+def read_addresses(values: Sequence[Any]) -> tuple[ServerAddress, ServerAddress | None]:
     """Where the server is that is named, and its baseline, if one is.
 
     Args:
@@ -39,52 +40,56 @@ def read_places(values: Sequence[Any]) -> tuple[Place, Place | None]:
         BadInput: the first value that is wrong.
     """
     server, key, baseline, other = values
-    if (place := _place(server, key)) is None:
+    if (found := _server_address(server, key)) is None:
         raise BadInput("Type the address of your server in the tab Check, such as http://127.0.0.1:8080.")
-    return place, _place(baseline, other)
+    return found, _server_address(baseline, other)
 
 
-def _place(address: Any, key: Any) -> Place | None:
+def _server_address(address: Any, key: Any) -> ServerAddress | None:
     for text in (address, key):
         if not isinstance(text, str) or len(text) > MAX_ADDRESS:  # not quoted: it may be a key
             raise BadInput(f"An address or a key must be a text of at most {MAX_ADDRESS} characters.")
-    return Place(Address.read(address), key.strip()) if address.strip() else None
+    return ServerAddress(Address.read(address), key.strip()) if address.strip() else None
 
 
 # Their race --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """Where a server is, and the key that it asks for, if any."""
 
     address: Address
     key: str = field(default="", repr=False)
 
 
-class ServerRun(Run):
-    """A `Run` for which no preset is loaded. It has the engine to itself all the same: what that computes would disturb
-    servers on this machine. Addresses and keys are forgotten when it ends.
+class ServerRun(RaceRun):
+    """A `RaceRun` for which no preset is loaded. It has the engine to itself all the same: what that computes would
+    disturb servers on this machine. Addresses and keys are forgotten when it ends.
 
     Args:
         baseline: the same server without speculation, None without one.
     """
 
     def __init__(
-        self, request: Request, server: Place, baseline: Place | None = None, seconds: float | None = None
+        self,
+        request: Request,
+        server: ServerAddress,
+        baseline: ServerAddress | None = None,
+        seconds: float | None = None,
     ) -> None:
         super().__init__(replace(request, drafter=OWN_DRAFTER, more=(), isolated=True), seconds)
         self.preset = None
-        self._places = [server] if baseline is None else [server, baseline]
+        self._servers = [server] if baseline is None else [server, baseline]
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         # What the servers draft, and how, is theirs.
         settings = replace(self.request.settings, k=0, tree=False, rule=REJECTION)
-        race, disturbed = ServerRace(replace(self.request, settings=settings)), engine.beside.watch()
+        race, disturbed = ServerRace(replace(self.request, settings=settings)), engine.other_work.watch()
         self.header = {"environment": {}}
-        places, self._places = self._places, []
+        servers, self._servers = self._servers, []
         with self._limited(), ExitStack() as opened:
-            server, *others = [opened.enter_context(connected(place.address, place.key)) for place in places]
+            server, *others = [opened.enter_context(connected(one.address, one.key)) for one in servers]
             self.request = replace(self.request, preset=server.facts["model"], settings=settings)
             entries = opened.enter_context(closing(race.run(server, others[0] if others else None)))  # type: ignore[type-var]
             yield from self._kept(entries)
@@ -100,9 +105,9 @@ class ServerRun(Run):
             )
         words = [found.badge["words"], *[TURNS] * (not alone)]  # and where the time went
         for lane, title in ((PLAIN, "The baseline"), (SPECULATIVE, "The server")):
-            if told := found.reports.get(lane, {}).get("server"):
-                words += [f"{title}: {_times(told)}"] if told["first_token_seconds"] is not None else []
-                words += told["notes"]
+            if facts := found.reports.get(lane, {}).get("server"):
+                words += [f"{title}: {_times(facts)}"] if facts["first_token_seconds"] is not None else []
+                words += facts["notes"]
         self._ended(replace(found, badge={**found.badge, "words": " ".join(dict.fromkeys(words))}))
 
 

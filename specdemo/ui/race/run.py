@@ -15,7 +15,7 @@ from ...racing.figures import MEASURED
 from ...racing.memory import Memory, remembering, told_by
 from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
-from ..engine import Engine, Said, has_every_core
+from ..engine import Engine, ProgressNote, has_every_core
 from ..jobs import RACE, Job
 from .messages import Lanes
 from .request import shown_request
@@ -25,7 +25,7 @@ ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
 MOST_BYTES = 48_000_000  # of a race: all that are kept have to share memory, and Replay has to open its trace
 
 
-class Run(Job):
+class RaceRun(Job):
     """A race that was asked for: its messages, see `lanes`, and its trace."""
 
     kind = RACE
@@ -54,22 +54,21 @@ class Run(Job):
             try:
                 for batch in batches:
                     for item in batch:
-                        if isinstance(item, Said):
+                        if isinstance(item, ProgressNote):
                             said = True
-                            yield self.message(
-                                status=asdict(replace(engine.told(self.session), stage="loading", words=item.words))
-                            )
+                            status = replace(engine.status_for(self.session), stage="loading", words=item.words)
+                            yield self.message(status=asdict(status))
                             continue
                         if not begun:  # only now: a request that cannot be served leaves the last race on the page
                             begun = True
-                            news = {"status": asdict(engine.told(self.session))} if said else {}
+                            news = {"status": asdict(engine.status_for(self.session))} if said else {}
                             yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
                     if self.outcome is None and (lanes := self._lanes.news()):
                         yield self.message(lanes=lanes)
             except Exception:
                 if said and not begun:  # the top of the page still shows what was said
-                    yield self.message(status=asdict(engine.told(self.session)))
+                    yield self.message(status=asdict(engine.status_for(self.session)))
                 raise
         assert self.outcome is not None
         end = self.outcome.ending(self.header.get("disturbed", False))
@@ -77,11 +76,11 @@ class Run(Job):
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         """The race itself and then its outcome, in the engine's thread."""
-        self.request, told = fitted(self.request, loaded)
+        self.request, note = fitted(self.request, loaded)
         request, backend = self.request, engine.backend
         if any(DRAFTERS[lane.drafter].remembers for lane in request.lanes.values()):
             loaded = remembering(loaded, self._memory(loaded))
-        others = engine.beside.watch()
+        others = engine.other_work.watch()
         self.header = backend.trace_header(loaded, request)
         self._shared = self.local and has_every_core(loaded)
         race = backend.race(loaded, request)
@@ -94,13 +93,13 @@ class Run(Job):
         found = backend.outcome(loaded, request, self.entries)
         counted = {name: found.environment[name] for name in MEASURED if name in found.environment}
         self.header["environment"] |= counted
-        sentence = " ".join(filter(None, [found.sentence, told, told_by(self.header.get("lanes", ()))]))
+        sentence = " ".join(filter(None, [found.sentence, note, told_by(self.header.get("lanes", ()))]))
         self._ended(replace(found, sentence=sentence))
 
     def _memory(self, loaded: Any) -> Memory:
         """What the target wrote in this session's earlier races: no other visitor's, and only with this preset, whose
         name can have stood for other weights."""
-        races = (run for run in self.earlier() if isinstance(run, Run) and run.preset == self.preset)
+        races = (run for run in self.earlier() if isinstance(run, RaceRun) and run.preset == self.preset)
         same = (run for run in races if run.header.get("weights") == loaded.weights)
         return Memory(token_ids for run in same for token_ids in run.answers())
 
@@ -111,7 +110,7 @@ class Run(Job):
             yield [token.id for event in events for token in emitted_tokens(event) if token.id is not None]
 
     def _kept(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """The entries of the race, each of them kept, until it is told to stop."""
+        """The entries of the race, each of them kept, until it has to stop."""
         for entry in entries:
             self.entries.append(entry)
             self._entry_bytes += size_of(entry)

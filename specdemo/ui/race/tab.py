@@ -23,7 +23,7 @@ from ..runs import Runs
 from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, OF_PRESET, OF_SERVER, STARTING, add_form, begin_with, describe, of_link, read_form
 from .own_servers import read_servers
-from .run import Run
+from .run import RaceRun
 
 
 def add_race(
@@ -64,17 +64,17 @@ def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence
     """Run what is chosen when Run is pressed.
 
     Args:
-        servers: the fields for servers, see `own_servers.read_places`; none where no server may be named.
+        servers: the fields for servers, see `own_servers.read_addresses`; none where no server may be named.
     """
 
-    def read(values: Sequence[Any]) -> Run:
-        asked, (raced, *places) = values[: len(FIELDS)], values[len(FIELDS) :]
+    def read(values: Sequence[Any]) -> RaceRun:
+        asked, (raced, *addresses) = values[: len(FIELDS)], values[len(FIELDS) :]
         one_of("choice of what races", raced, [OF_PRESET, *[OF_SERVER] * bool(servers)])
         engine.check(asked[FIELDS.index("preset")])
         request = read_form(asked, engine.presets, budgets.new_tokens)
         if raced == OF_SERVER:
-            return read_servers(request, places, budgets.race_seconds)
-        return Run(request, budgets.race_seconds)
+            return read_servers(request, addresses, budgets.race_seconds)
+        return RaceRun(request, budgets.race_seconds)
 
     fields = [*(form[name] for name in FIELDS), form["raced"], *servers]
     wire_job(engine, runs, RACE, form["arena"], "specdemo.race", form["run"], fields, read)
@@ -84,14 +84,14 @@ def _answers(runs: Runs) -> list[Any]:
     """What the script in the page may ask for; it knows the ids of the runs it was shown, and no others."""
 
     async def trace(run_id: Any) -> str | None:
-        run = runs.find(Run, str(run_id))
+        run = runs.find(RaceRun, str(run_id))
         return await runs.large(run.trace) if run else None
 
     return [trace, halting(runs)]
 
 
 def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:
-    """Load the preset that is chosen, and tell what it begins with."""
+    """Load the preset that is chosen, and say what it begins with."""
 
     def check(preset: Any) -> None:
         try:
@@ -107,7 +107,7 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
         return begin_with(engine.presets[preset], budgets)
 
     def load(preset: Any) -> Iterator[None]:
-        """Holds the line until it is loaded or cannot be. The page is told by `status`."""
+        """Holds the line until it is loaded or cannot be. `status` tells the page."""
         if preset is not None:
             check(preset)
             for _ in engine.follow(preset):
@@ -121,15 +121,15 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
 
     chosen, drafter = form["preset"], form["drafter"]
     begins = [chosen, *(form[name] for name in STARTING)]
-    # Gradio tells of a choice also when the list is only left: the script passes on what is new. Whatever is gets into
+    # Gradio reports a choice also when the list is only left: the script passes on what is new. Whatever is gets into
     # the line, so that the last choice counts, also while another is being loaded.
     each = {"preprocess": False, "trigger_mode": "multiple", **QUIET}
     begun = chosen.input(begin, chosen, begins, queue=False, js="(preset) => specdemo.chose(preset)", **each)
     begun.success(load, chosen, None, js="(preset) => specdemo.wanted(preset)", **MODEL, **each)
     top.retry(load, chosen, None, preprocess=False, **MODEL, **QUIET)
     top.able(None, None, [drafter, *(form[lane] for lane, _ in MORE_LANES)], js="() => specdemo.able()")
-    told = [drafter, form["tree"]]
-    drafter.change(chose_drafter, [chosen, drafter], told, preprocess=False, queue=False, **QUIET)
+    fields = [drafter, form["tree"]]
+    drafter.change(chose_drafter, [chosen, drafter], fields, preprocess=False, queue=False, **QUIET)
 
 
 def fill_from_link(

@@ -33,11 +33,11 @@ async def opened(file: bytes | bytearray) -> bytes | str:
         *(sys.executable, "-c", OPEN, str(NICE)), stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=root
     )
     try:
-        told, _ = await process.communicate(file)
+        answer, _ = await process.communicate(file)
     finally:
         with suppress(ProcessLookupError):  # it has ended
             process.kill()
-    return told if process.returncode == 0 else to_json({"error": NOT_OPENED})
+    return answer if process.returncode == 0 else to_json({"error": NOT_OPENED})
 
 
 def open_file() -> None:
@@ -47,5 +47,5 @@ def open_file() -> None:
 
         resource.setrlimit(resource.RLIMIT_DATA, (OPENING_MEMORY, OPENING_MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (int(OPENING_SECONDS), int(OPENING_SECONDS)))
-    told = uploaded(sys.stdin.buffer.read().decode("utf-8", "replace"))
-    sys.stdout.buffer.write(told.encode())
+    answer = uploaded(sys.stdin.buffer.read().decode("utf-8", "replace"))
+    sys.stdout.buffer.write(answer.encode())

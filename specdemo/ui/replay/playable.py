@@ -29,7 +29,7 @@ from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
 from ...types import BadInput
-from ..race.messages import Readers, event_of, live_figures
+from ..race.messages import BatchFigures, event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json
 
@@ -45,9 +45,9 @@ def uploaded(text: str) -> str:
 def playable_json(kind: str, lines: Callable[[], Iterable[str]]) -> str:
     """What the script plays, or `{"error": sentence}`."""
     try:
-        told = to_json({"kind": kind, **playable(*read_trace(lines()))})
-        told.encode("utf-8")
-        return told
+        text = to_json({"kind": kind, **playable(*read_trace(lines()))})
+        text.encode("utf-8")
+        return text
     except UnicodeEncodeError:
         sentence = "The trace holds half of a character (a lone surrogate), which is not text."
     except BadInput as error:
@@ -119,20 +119,20 @@ def facts_of(header: dict[str, Any]) -> dict[str, str]:
 
 def _lanes(entries: Sequence[Entry], names: Iterable[str], pairs: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """The prompts and events of lanes by name. `pairs` are those of the request."""
-    stats, readers = {name: Stats() for name in names}, Readers(pairs)
+    stats, batch_figures = {name: Stats() for name in names}, BatchFigures(pairs)
     events: dict[str, list[dict[str, Any]]] = {name: [] for name in stats}
     for entry in entries:
         if entry.lane not in stats:
             continue
         event, lane = entry.event, stats[entry.lane]
         lane.add(event)
-        told = {**event_of(entry, lane.seconds), "figures": live_figures(lane)}
+        fields = {**event_of(entry, lane.seconds), "figures": live_figures(lane)}
         if isinstance(event, Round):
-            told["places"] = [_place(event, at, place) for at, place in enumerate(entry.probabilities)]
-        readers.add(entry, told)
-        events[entry.lane].append(told)
-    readers.tell()
-    return {name: {"prompt": stats[name].prompt_tokens, "events": told} for name, told in events.items()}
+            fields["places"] = [_place(event, at, place) for at, place in enumerate(entry.probabilities)]
+        batch_figures.add(entry, fields)
+        events[entry.lane].append(fields)
+    batch_figures.fill_in()
+    return {name: {"prompt": stats[name].prompt_tokens, "events": shown} for name, shown in events.items()}
 
 
 def _place(event: Round, at: int, place: TokenProbabilities) -> list[Any]:
@@ -161,10 +161,10 @@ def _ending(
         found = replace(
             found, sentence=sentence, badge={**NOTHING_YET, "words": "There is nothing to compare it with."}
         )
-    told = found.ending(header.get("disturbed") is True)
+    ending = found.ending(header.get("disturbed") is True)
     for figures in ("speed_ups", "stats"):
-        told[figures] = {sides.get(name, name): value for name, value in told[figures].items()}
-    return {**told, "verdicts": {name: verdict.as_dict() for name, verdict in found.verdicts.items()}}
+        ending[figures] = {sides.get(name, name): value for name, value in ending[figures].items()}
+    return {**ending, "verdicts": {name: verdict.as_dict() for name, verdict in found.verdicts.items()}}
 
 
 def _is_alone(lane: Mapping[str, Any]) -> bool:

@@ -47,26 +47,26 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
         machine = header["environment"]
         where = f", {machine['device_name']}" if machine["device"].startswith("cuda") else ""
         settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}{where}"
-        told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
+        facts = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
         at_ease = not (model or tree or asked.settings.temperature)
-        found[file] = {**told, "file": file, "at_ease": at_ease}, packed
+        found[file] = {**facts, "file": file, "at_ease": at_ease}, packed
     return found
 
 
 def opening_file() -> str:
     """The file of the recording that the page opens with."""
-    return next(file for file, (told, _) in prepared().items() if told["name"] == OPENING)
+    return next(file for file, (facts, _) in prepared().items() if facts["name"] == OPENING)
 
 
 def attracting_files() -> list[str]:
     """Those that play when nobody is there: of the default preset, with chains at temperature 0."""
-    return [told["file"] for told, _ in prepared().values() if told["at_ease"]]
+    return [facts["file"] for facts, _ in prepared().values() if facts["at_ease"]]
 
 
 def recordings() -> list[dict[str, Any]]:
     """The recordings that ship: `name`, `category`, `prompt`, `settings` in a few words, and the `file` to fetch;
     `at_ease` is whether it is of the default preset, with chains at temperature 0."""
-    return [told for told, _ in prepared().values()]
+    return [facts for facts, _ in prepared().values()]
 
 
 def replay_routes() -> list[Route]:
@@ -114,5 +114,5 @@ def replay_routes() -> list[Route]:
     return [Route("/recordings/{file}", recording), Route(REPLAYS, replay, methods=["POST"])]
 
 
-def _json(told: bytes | str) -> Response:
-    return Response(told, media_type="application/json")
+def _json(content: bytes | str) -> Response:
+    return Response(content, media_type="application/json")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...types import BadInput
 from ..part import Part
-from ..race.run import Run
+from ..race.run import RaceRun
 from ..runs import Runs
 from .opening import MAX_TRACE
 from .playable import playable_json
@@ -30,7 +30,7 @@ def _run_of(runs: Runs) -> Callable[[Any], Awaitable[str]]:
         """What the script plays for a race that the page has just shown."""
 
         def lines() -> Sequence[str]:
-            run = runs.find(Run, str(run_id))
+            run = runs.find(RaceRun, str(run_id))
             if run is None:
                 raise BadInput("This race is no longer kept. Run it again to replay it.")
             return run.trace().split("\n")

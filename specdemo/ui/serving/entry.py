@@ -13,7 +13,7 @@ FORWARDED = {b"x-forwarded-for", b"x-forwarded-host", b"forwarded"}  # what prox
 REPLAYS = "/replays"  # whose files may be larger, see `replay.opening`
 
 
-class Entry:
+class RequestGuard:
     """Middleware that reads the body of a request, and refuses one that is too large, or that is not for this server.
 
     Gradio has no limit for bodies, and reads JSON in the server's event loop.

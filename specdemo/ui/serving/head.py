@@ -30,7 +30,7 @@ TELLING = "/config", "/gradio_api/info"  # what Gradio makes anew for every prog
 KEEP = (b"cache-control", b"public, max-age=31536000, immutable")  # what has its content's hash in its name
 
 
-class Head:
+class PageHead:
     """Middleware that puts elements at the beginning and at the end of the page's head.
 
     Serving the page, or telling a program what it is made of, counts as work besides the engine. Browsers would ask for
@@ -57,7 +57,7 @@ class Head:
 
         path = scope["path"] if scope["type"] == "http" else ""
         changed = send_to_keep if path.startswith("/assets/") else send_on if path == "/" else send
-        with self.runs.engine.beside.work() if path == "/" or path.rstrip("/") in TELLING else nullcontext():
+        with self.runs.engine.other_work.counted() if path == "/" or path.rstrip("/") in TELLING else nullcontext():
             await self.app(scope, receive, changed)
 
 

@@ -1,4 +1,4 @@
-"""The line for the model: who may join it, and what others are told.
+"""The line for the model: who may join it, and what others hear.
 
 Gradio keeps the line: it starts one event after the other, tells each browser its rank and the expected time, and
 removes events whose page is gone. It has no limits for a session or an address, and says of a full line only that it is
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..runs import Place, Runs
+from ..runs import QueuePosition, Runs
 from .queue import events_of, ids_of
 
 MODEL_LINE = "model"  # Gradio's concurrency_id of whatever uses the model
@@ -90,8 +90,8 @@ class Door:
         if session:
             self.runs.refuse(session, _work(fn), sentence)
         by_client = fn.api_visibility == "public" and called["name"] is None  # which reads no other answer
-        told = [{"__type__": "validate", "is_valid": False, "parameter_name": "line", "message": sentence}]
-        answer = JSONResponse({"detail": told if by_client else sentence}, 422 if by_client else 429)
+        problems = [{"__type__": "validate", "is_valid": False, "parameter_name": "line", "message": sentence}]
+        answer = JSONResponse({"detail": problems if by_client else sentence}, 422 if by_client else 429)
         await answer(scope, again, send)
 
     def _refusal(self, scope: Scope, fn: Any, session: str) -> str:
@@ -123,7 +123,7 @@ class Door:
 
 
 def _by_tools(scope: Scope) -> bool:
-    """Whether Gradio's server of tools calls. It has one session for all language models, which so are told apart by
+    """Whether Gradio's server of tools calls. It has one session for all language models, which so differ by
     address alone. Whoever says so without being that gains nothing: a program can name a new session in every call."""
     return (b"x-gradio-user", b"mcp") in scope["headers"]
 
@@ -169,7 +169,7 @@ def _asked(scope: Scope, name: str | None, body: bytes) -> tuple[Any, str]:
 
 
 def _cancelled(blocks: Any, body: bytes) -> bytes | None:
-    """What Gradio is told to cancel, None for nothing.
+    """What Gradio has to cancel, None for nothing.
 
     If the named event is over, Gradio would cancel another one of the same function and session. And a page that has
     yet to hear the id of its last event names none.
@@ -187,14 +187,14 @@ def _cancelled(blocks: Any, body: bytes) -> bytes | None:
     return None if of_it and event not in of_it else body
 
 
-def place_of(blocks: Any, session: str) -> Place | None:
+def place_of(blocks: Any, session: str) -> QueuePosition | None:
     """The place of a session's last event; None if it does not wait."""
     waiting, running = events_of(blocks, MODEL_LINE)
     places = [place for place, event in enumerate(waiting, 1) if event.session_hash == session]
     if not places:
         return None
     works, place = [_work(event.fn) for event in waiting], places[-1]
-    return Place(place, len(waiting), [_work(event.fn) for event in running], works[: place - 1])
+    return QueuePosition(place, len(waiting), [_work(event.fn) for event in running], works[: place - 1])
 
 
 def is_heard(blocks: Any, session: str) -> bool:

@@ -128,7 +128,7 @@ async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
         while True:
             changed.clear()
             line = _line(runs, session)
-            message = to_json({**asdict(runs.engine.told(session)), "line": line})
+            message = to_json({**asdict(runs.engine.status_for(session)), "line": line})
             if message != said or loop.time() - at > KEEP_ALIVE_SECONDS:
                 yield f"data: {message}\n\n" if message != said else ":\n\n"
                 said, at = message, loop.time()
@@ -144,8 +144,12 @@ def _line(runs: Runs, session: str) -> dict[str, Any] | None:
         return None
     seconds = runs.engine.expected_wait(found.before)
     kinds = Counter(work.partition(" ")[0] for work in (*found.current, *found.before))
-    told = {"place": found.place, "of": found.of, "before": kinds}
-    return {**told, "seconds": None if seconds is None else _rounded(seconds)}
+    return {
+        "place": found.place,
+        "of": found.of,
+        "before": kinds,
+        "seconds": None if seconds is None else _rounded(seconds),
+    }
 
 
 def _rounded(seconds: float) -> int:

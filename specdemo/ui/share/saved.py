@@ -23,9 +23,9 @@ BEGIN = "replay/replay.js", "share/packing.js"  # with all that they import
 IMPORT = re.compile(r'(?<= from ")\.\.?/[^"]+(?=";)')
 
 
-def saved_page(told: str) -> str:
-    """The file for what the Replay tab plays, see `playable`. It is packed, so none of its text can be read as HTML."""
-    race = b64encode(gzip.compress(told.encode(), mtime=0)).decode()
+def saved_page(replay: str) -> str:
+    """The file for what the tab Replay plays, see `playable`. It is packed, so none of its text can be read as HTML."""
+    race = b64encode(gzip.compress(replay.encode(), mtime=0)).decode()
     return PAGE.substitute(styles=_styles(), imports=_imports(), race=race)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..part import Part
 from ..race.form import FIELDS, OF_PRESET
-from ..race.run import Run
+from ..race.run import RaceRun
 from ..replay.playable import playable_json
 from ..runs import Runs
 from .saved import saved_page
@@ -29,7 +29,7 @@ def add_share(runs: Runs, form: dict[str, Any]) -> Any:
 def _saved(runs: Runs) -> Callable[[Any], Awaitable[str | None]]:
     async def saved(run_id: Any) -> str | None:
         """The race as an HTML file; None if it is no longer kept."""
-        if run := runs.find(Run, str(run_id)):
+        if run := runs.find(RaceRun, str(run_id)):
             return await runs.large(lambda: saved_page(playable_json("saved", lambda: run.trace().split("\n"))))
         return None
 

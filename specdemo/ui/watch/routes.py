@@ -20,7 +20,7 @@ from .watches import Watch, Watches
 ENDED = b"event: ended\ndata:\n\n"
 GONE = "Nobody shares a race here. The link is wrong, or the sender has stopped sharing."
 NOT_OPEN = "The server does not know this page. Reload it and try again."
-WAITED = 20  # times that a session is looked for: on a busy machine a new page takes seconds to tell of itself
+WAITED = 20  # times that a session is looked for: on a busy machine a new page takes seconds to report
 LONGEST_ADDRESS = 500  # a QR code of it can still be read
 SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
 PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
@@ -108,12 +108,12 @@ async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
     while True:
         with following(watch.followers) as news:
             ended, next_feed = watch.ended, feed.next  # read before the events, so that none is missed
-            told = feed.update()
-            idle = place >= len(told) and not next_feed and not ended
+            events = feed.update()
+            idle = place >= len(events) and not next_feed and not ended
             if idle and not await is_set(news, KEEP_ALIVE_SECONDS):
                 yield b":\n\n"
-        if place < len(told):
-            fresh, place = told[place:], len(told)
+        if place < len(events):
+            fresh, place = events[place:], len(events)
             yield b"".join(fresh)
             await sleep(watch.watchers / SENT_PER_SECOND)
         elif next_feed:

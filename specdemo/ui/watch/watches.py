@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from ..jobs import Job
-from ..race.run import Run
+from ..race.run import RaceRun
 from ..runs import Runs
 
 
@@ -18,7 +18,7 @@ class Feed:
     `first` is the number of its first event, and `next` the feed of the race that followed, if there was one.
     """
 
-    def __init__(self, race: Run | None, first: int) -> None:
+    def __init__(self, race: RaceRun | None, first: int) -> None:
         """`race` is None as long as the page has run none."""
         self.race, self.first = race, first
         self.next: Feed | None = None
@@ -28,8 +28,8 @@ class Feed:
         """The events so far. In the server's event loop."""
         race_id, messages = (self.race.id, self.race.messages) if self.race else ("", [])
         for message in messages[len(self.events) :]:
-            told = message.replace(race_id, "", 1)  # whoever knows it can stop the race and download its trace
-            self.events.append(f"id: {self.first + len(self.events)}\ndata: {told}\n\n".encode())
+            public = message.replace(race_id, "", 1)  # whoever knows it can stop the race and download its trace
+            self.events.append(f"id: {self.first + len(self.events)}\ndata: {public}\n\n".encode())
         return self.events
 
 
@@ -47,23 +47,23 @@ class Watch:
         self.followers: set[Callable[[], None]] = set()
         self.feed = Feed(None, 0)
 
-    def begin(self, race: Run) -> None:
+    def begin(self, race: RaceRun) -> None:
         """The session's race that is watched from now on. The one before it has ended."""
         before = self.feed
         if race is before.race:
             return
         self.feed = before.next = Feed(race, before.first + (len(before.race.messages) if before.race else 0))
-        race.watchers.add(self.tell)
-        self.tell()
+        race.watchers.add(self.notify)
+        self.notify()
 
     def end(self) -> None:
         """Nothing more is shown."""
         self.ended = True
         if self.feed.race:
-            self.feed.race.watchers.discard(self.tell)
-        self.tell()
+            self.feed.race.watchers.discard(self.notify)
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         for follower in tuple(self.followers):
             follower()
 
@@ -83,7 +83,7 @@ class Watches:
             if not self._runs.is_present(session):
                 return None
             watch = self._shared.setdefault(session, Watch(session))
-            if race := self._runs.latest(session, Run):
+            if race := self._runs.latest(session, RaceRun):
                 watch.begin(race)
             return watch
 
@@ -100,7 +100,7 @@ class Watches:
     def _begun(self, job: Job) -> None:
         with self._lock:
             watch = self._shared.get(job.session)
-            if watch and isinstance(job, Run):
+            if watch and isinstance(job, RaceRun):
                 watch.begin(job)
 
     def _left(self, session: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Beside:
+class OtherWork:
     """Counts the work that this process does besides the engine, which could disturb a race that is timed."""
 
     def __init__(self) -> None:
@@ -15,8 +15,8 @@ class Beside:
         self._count = self._running = 0
 
     @contextmanager
-    def work(self) -> Iterator[None]:
-        """The context of a piece of such work."""
+    def counted(self) -> Iterator[None]:
+        """The context of a piece of such work, which it counts."""
         self._add(1)
         try:
             yield
