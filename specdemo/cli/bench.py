@@ -178,12 +178,22 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
             llamacpp.servers(loaded, cases, address, context, lambda _, line: typer.echo(line, err=True)) as servers,
             tqdm(total=total) as bar,
         ):
-            texts = asked.max_new_tokens, asked.repeats, asked.in_turn
             return {
                 **made_by(loaded),
                 **({"llama.cpp": next(iter(servers.values())).facts} if servers else {}),
                 "prompts_sha256": hashlib.sha256(json.dumps([p.prompt for p in prompts]).encode()).hexdigest(),
-                **throughput.bench(loaded, prompts, cases, t_values, *texts, bar.update, servers, asked.remember),
+                **throughput.bench(
+                    loaded,
+                    prompts,
+                    cases,
+                    t_values,
+                    asked.max_new_tokens,
+                    asked.repeats,
+                    asked.in_turn,
+                    bar.update,
+                    servers,
+                    asked.remember,
+                ),
             }
 
 

@@ -59,10 +59,18 @@ def race_server(
 ) -> None:
     """Race a server with another one, or with a trace of one, and print what came out."""
     check_writable(out)
-    sampling = decoding.temperature or 0.0, decoding.top_k, decoding.top_p
     most = NEW_TOKENS if decoding.max_new_tokens is None else decoding.max_new_tokens
     # Two servers share no random numbers, so above temperature 0 their texts are not to be compared.
-    settings = Settings(0, *sampling, most, decoding.seed, REJECTION, stop=tuple(decoding.stop or ()))
+    settings = Settings(
+        k=0,
+        temperature=decoding.temperature or 0.0,
+        top_k=decoding.top_k,
+        top_p=decoding.top_p,
+        max_new_tokens=most,
+        seed=decoding.seed,
+        rule=REJECTION,
+        stop=tuple(decoding.stop or ()),
+    )
     asked = Request(read_prompt(prompt), "", OWN_DRAFTER, settings, decoding.raw is True)
     address = baseline if baseline and "://" in baseline else None
     with pair_connected(server, address) as (dialect, plain):

@@ -37,7 +37,9 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
         "app_kwargs": {
             **({"lifespan": only_tools} if tools else {}),
             "routes": [
-                *(stream_route(runs), status_route(runs), modules_route()),
+                stream_route(runs),
+                status_route(runs),
+                modules_route(),
                 *health_routes(runs, metrics),
                 *replay_routes(),
                 *watch_routes(runs, style_tags() + FONTS),

@@ -210,7 +210,8 @@ def figures_of(found: Diagnosis) -> list[Figure]:
         ),
         _kinds(found),
         _at_once(
-            *("requests", "Several requests at once"),
+            "requests",
+            "Several requests at once",
             "Tokens per second of all requests together, including their prompts and the waiting.",
             [
                 ("with speculation", _points(found.at_once, "at_once", "tokens_per_second")),
@@ -218,9 +219,12 @@ def figures_of(found: Diagnosis) -> list[Figure]:
             ],
         ),
         _at_once(
-            *("requests", "With speculation", "Above the line speculation pays."),
+            "requests",
+            "With speculation",
+            "Above the line speculation pays.",
             [("with speculation", _points(found.at_once, "at_once", "speed_up"))],
-            *(TIMES, [(1, "the baseline")]),
+            TIMES,
+            [(1, "the baseline")],
         ),
         lines(
             "Longer prompts",

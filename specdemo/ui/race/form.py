@@ -89,7 +89,9 @@ def _add_settings(
     )
     with gr.Row(elem_id="k-row"):
         form["k"] = gr.Slider(
-            *(0, MAX_NODES if tree else MAX_K, chosen["k"]),
+            0,
+            MAX_NODES if tree else MAX_K,
+            chosen["k"],
             step=1,
             label="Draft length K",
             info=OF_A_TREE if tree else OF_A_CHAIN,

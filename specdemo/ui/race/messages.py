@@ -46,8 +46,16 @@ PREFILL = -1  # the round number of the token that prefill emits
 REST = ""  # the code of text that belongs to no single token: bytes that never became a character
 FIGURES_EVERY = 10  # events
 LIVE = (  # figures that are sent while a race runs
-    *("tokens", "tokens_per_second", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds"),
-    *("other_seconds", "acceptance_rate", "draft_efficiency", "tokens_per_round"),
+    "tokens",
+    "tokens_per_second",
+    "ttft_seconds",
+    "prompt_seconds",
+    "draft_seconds",
+    "verify_seconds",
+    "other_seconds",
+    "acceptance_rate",
+    "draft_efficiency",
+    "tokens_per_round",
 )
 OF_ALL = "acceptance_rate", "draft_efficiency", "tokens_per_round", "accepted_lengths"
 

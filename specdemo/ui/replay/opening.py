@@ -30,7 +30,14 @@ async def opened(file: bytes | bytearray) -> bytes | str:
     """What the script plays for a visitor's file, made by another process."""
     pipe, root = asyncio.subprocess.PIPE, Path(__file__).resolve().parents[3]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", OPEN, str(NICE)), stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=root
+        sys.executable,
+        "-c",
+        OPEN,
+        str(NICE),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=root,
     )
     try:
         answer, _ = await process.communicate(file)
