@@ -43,17 +43,17 @@ def test_race_streams_every_token_in_order(client: Client, script: Script) -> No
 
 
 def test_a_program_on_this_machine_is_known(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+    local: list[bool] = []
     play = RaceRun.play
-    monkeypatch.setattr(RaceRun, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(RaceRun, "play", lambda run, engine: local.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
     client.predict(prompt="one two three", max_new_tokens=3, api_name="/compare")
-    assert told == [True]
+    assert local == [True]
 
 
 def test_compare_returns_the_summary(client: Client, script: Script) -> None:
     outcome = client.predict(prompt="one two three", drafter="ngram", k=3, max_new_tokens=9, api_name="/compare")
-    told = {"verdicts", "speed_up", "sentence", "comparison", "memory_shares", "memory_rate"}
-    assert set(outcome) == {PLAIN, SPECULATIVE, *told}
+    figures = {"verdicts", "speed_up", "sentence", "comparison", "memory_shares", "memory_rate"}
+    assert set(outcome) == {PLAIN, SPECULATIVE, *figures}
     for lane in (PLAIN, SPECULATIVE):
         assert outcome[lane]["text"] == "one two threeone two threeone two three"
         assert outcome[lane]["stats"]["tokens"] == len(outcome[lane]["token_ids"]) == len(outcome[lane]["kinds"]) == 9

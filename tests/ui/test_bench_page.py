@@ -91,9 +91,9 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     assert both["waiting"] is None  # this kernel did not tell
     assert rows[2]["waiting"].mean == 0.375
     assert rows[-1]["serving"].mean == 0.015
-    told = text_table(rows, COLUMNS).splitlines()
-    assert "0.925 (0.607 to 1.243)" in told[7]
-    assert "0.375 (0.000 to 1.000)" in told[3]
+    lines = text_table(rows, COLUMNS).splitlines()
+    assert "0.925 (0.607 to 1.243)" in lines[7]
+    assert "0.375 (0.000 to 1.000)" in lines[3]
 
 
 @pytest.mark.skipif(

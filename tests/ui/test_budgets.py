@@ -259,9 +259,9 @@ def test_the_largest_race_of_the_page_can_be_opened_again() -> None:
     race.entries = largest(Budgets().new_tokens)
     trace = race.trace()
     assert 8_000_000 < len(trace) < MAX_TRACE  # more than the page once opened
-    told = json.loads(uploaded(trace))
-    assert "error" not in told
-    assert len(told["lanes"][SPECULATIVE]["events"]) == Budgets().new_tokens + 1
+    replay = json.loads(uploaded(trace))
+    assert "error" not in replay
+    assert len(replay["lanes"][SPECULATIVE]["events"]) == Budgets().new_tokens + 1
 
 
 @pytest.mark.parametrize("k", [MAX_K, MAX_NODES])

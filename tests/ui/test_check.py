@@ -1,4 +1,4 @@
-"""Models and servers of a visitor's own, to be checked and raced: told first, then loaded, kept, asked, and refused."""
+"""Models and servers of a visitor's own, to be checked and raced: described, then loaded, kept, asked, and refused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
     open_tab(page, "Check")
     page.locator("#own-draft input, #own-draft textarea").fill("")
-    expect(page.locator("#own-load")).to_be_disabled()  # what was told is not of these names
+    expect(page.locator("#own-load")).to_be_disabled()  # what was said is not of these names
     loads = len(script.loads)
     page.reload()
     settings(page)
@@ -126,7 +126,7 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
 
 
-def told(url: str, session: str) -> dict[str, Any]:
+def status_of(url: str, session: str) -> dict[str, Any]:
     """The first message of a session's status."""
     with httpx.stream("GET", f"{url}status", params={"session": session}, timeout=30) as answer:
         return json.loads(next(answer.iter_lines()).removeprefix("data: "))
@@ -147,16 +147,17 @@ def test_what_a_visitor_names_is_told_to_that_visitor_alone() -> None:
         list(engine.follow("scripted"))
         assert "someone/secret" in name("mine", "someone/secret")
         list(engine.follow("someone/secret"))
-        assert (told(url, "mine")["preset"], told(url, "mine")["words"]) == ("someone/secret", "secret")
-        assert (told(url, "theirs")["preset"], told(url, "theirs")["loaded"]) == ("own", "own")
+        assert (status_of(url, "mine")["preset"], status_of(url, "mine")["words"]) == ("someone/secret", "secret")
+        assert (status_of(url, "theirs")["preset"], status_of(url, "theirs")["loaded"]) == ("own", "own")
         listed = tools(engine, runs, Budgets())["list_models"]()
         assert json.loads(listed)["loaded"] == "own"
-        seen = [json.dumps(told(url, "theirs")), listed, name("theirs", "other/one")]  # which may go back to what was
+        seen = [json.dumps(status_of(url, "theirs")), listed]
+        seen.append(name("theirs", "other/one"))  # which may go back to what was
         script.load_failure = MemoryError("/home/me/secret is truncated.")
         name("mine", "someone/secret-2")
         list(engine.follow("someone/secret-2"))
-        assert told(url, "mine")["words"] == "/home/me/secret is truncated."
-        seen.append(json.dumps(told(url, "theirs")))
+        assert status_of(url, "mine")["words"] == "/home/me/secret is truncated."
+        seen.append(json.dumps(status_of(url, "theirs")))
         with pytest.raises(BadInput) as refused:
             engine.check("nothing")
         assert not any("secret" in text for text in [*seen, str(refused.value)])
@@ -329,12 +330,12 @@ def server_at(pair: Pair, key: str = "") -> ServerAddress:
 
 def played(run: ServerRun, script: Script) -> dict[str, Any]:
     """All that its messages say."""
-    told: dict[str, Any] = {"lanes": {}}
+    collected: dict[str, Any] = {"lanes": {}}
     for message in map(json.loads, run.play(script.engine())):
         for lane, events in message.pop("lanes", {}).items():
-            told["lanes"].setdefault(lane, []).extend(events)
-        told |= message
-    return told
+            collected["lanes"].setdefault(lane, []).extend(events)
+        collected |= message
+    return collected
 
 
 # A race ---------------------------------------------------------------------------------------------------------
@@ -344,20 +345,20 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     """No preset is loaded for it."""
     script = Script()
     run = ServerRun(asked(), server_at(drafting, KEY), server_at(plain, OTHER))
-    told = played(run, script)
+    sent = played(run, script)
     assert script.loads == []
-    assert told["start"]["preset"] == "toy.gguf"
-    assert tells(told["start"]["drafter"], "the server's")
-    assert told["start"]["settings"]["k"] is None  # what it drafts is its own
+    assert sent["start"]["preset"] == "toy.gguf"
+    assert tells(sent["start"]["drafter"], "the server's")
+    assert sent["start"]["settings"]["k"] is None  # what it drafts is its own
     assert json.loads(uploaded(run.trace()))["request"]["settings"]["k"] is None
     shown = {
         lane: "".join(
             text for event in events if event["row"] for text, code, *_ in event["row"][2] if code not in "xu"
         )
-        for lane, events in told["lanes"].items()
+        for lane, events in sent["lanes"].items()
     }
     assert shown == {PLAIN: TEXT, SPECULATIVE: TEXT}
-    end = told["end"]
+    end = sent["end"]
     assert (end["stats"][PLAIN]["drafted"], end["stats"][SPECULATIVE]["drafted"]) == (0, 5)
     assert end["exactness"]["mark"] == "same"
     assert TURNS in end["exactness"]["words"]
@@ -366,7 +367,7 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     header, entries = read_trace(run.trace().split("\n"))
     assert [lane["name"] for lane in header["lanes"]] == [PLAIN, SPECULATIVE]
     assert len(entries) == len(run.entries)
-    everything = run.trace() + json.dumps(told) + repr(vars(run))
+    everything = run.trace() + json.dumps(sent) + repr(vars(run))
     for secret in (KEY, OTHER, drafting[1].partition("//")[2], plain[1].partition("//")[2]):
         assert secret not in everything
     assert all(f"Bearer {KEY}" in heads and OTHER not in heads for _, heads, _ in drafting[0].asked)
@@ -391,17 +392,17 @@ def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
 
 
 def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
-    told = played(ServerRun(asked(), server_at(drafting)), Script())
-    assert [*told["lanes"]] == [SPECULATIVE]
-    assert tells(told["end"]["sentence"], "baseline compare")
-    assert (told["end"]["speed_up"], told["end"]["stopped"]) == (None, False)
-    assert TURNS not in told["end"]["exactness"]["words"]
+    sent = played(ServerRun(asked(), server_at(drafting)), Script())
+    assert [*sent["lanes"]] == [SPECULATIVE]
+    assert tells(sent["end"]["sentence"], "baseline compare")
+    assert (sent["end"]["speed_up"], sent["end"]["stopped"]) == (None, False)
+    assert TURNS not in sent["end"]["exactness"]["words"]
 
 
 def test_above_temperature_0_texts_are_not_compared(drafting: Pair, plain: Pair) -> None:
-    told = played(ServerRun(asked(temperature=0.7), server_at(drafting), server_at(plain)), Script())
-    assert told["end"]["exactness"]["mark"] == "chance"
-    assert told["end"]["exactness"]["words"].startswith(other_draws(True))
+    sent = played(ServerRun(asked(temperature=0.7), server_at(drafting), server_at(plain)), Script())
+    assert sent["end"]["exactness"]["mark"] == "chance"
+    assert sent["end"]["exactness"]["words"].startswith(other_draws(True))
     sent = json.loads(next(body for path, _, body in drafting[0].asked if path == "/completion"))
     assert (sent["temperature"], sent["n_predict"]) == (0.7, 40)
 
@@ -438,11 +439,11 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
 
     if seconds is None:
         threading.Thread(target=stop).start()
-    told = played(run, Script())
-    assert told["end"]["stopped"]
-    assert tells(told["end"]["sentence"], "run 1 s, most") is bool(seconds)
-    assert tells(told["end"]["exactness"]["title"].lower(), "stopped 1 s") is bool(seconds)
-    assert told["end"]["stats"][PLAIN]["tokens"] > 0
+    sent = played(run, Script())
+    assert sent["end"]["stopped"]
+    assert tells(sent["end"]["sentence"], "run 1 s, most") is bool(seconds)
+    assert tells(sent["end"]["exactness"]["title"].lower(), "stopped 1 s") is bool(seconds)
+    assert sent["end"]["stats"][PLAIN]["tokens"] > 0
     assert run.trace()
 
 

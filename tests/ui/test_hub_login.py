@@ -97,13 +97,13 @@ def test_a_gated_model_is_asked_for_with_the_visitors_token_which_nothing_keeps(
     url, script, runs = site
     caplog.set_level(logging.DEBUG)
     mine = visitor(url, logged_in=True)
-    told = compare(mine, "gated")
-    assert told[PLAIN]["stats"]["tokens"] == 4
+    answer = compare(mine, "gated")
+    assert answer[PLAIN]["stats"]["tokens"] == 4
     assert script.tokens == [None, SECRET]  # the first is the load at the start
     assert hub.asked == [("owner/gated", SECRET)]
     assert hub_token() is None
     run: Any = next(reversed(runs._runs.values()))
-    for place in (script.used, runs, run.messages, run.trace(), told, script.loads):
+    for place in (script.used, runs, run.messages, run.trace(), answer, script.loads):
         assert not holds(place, SECRET, set())
     assert holds({"a": [SECRET]}, SECRET, set())  # the search does find it
     written = "".join(record.getMessage() + str(record.exc_text) for record in caplog.records)
@@ -178,7 +178,7 @@ def test_with_a_login_what_is_kept_here_serves_nobody_while_the_hub_fails(
 
 
 def test_a_login_that_is_over_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(session: dict[str, Any]) -> str | None:
+    def token_of(session: dict[str, Any]) -> str | None:
         request = SimpleNamespace(request=SimpleNamespace(scope={"session": session}))
         waiting = hub_login.LocalContext.request.set(request)
         try:
@@ -187,9 +187,9 @@ def test_a_login_that_is_over_counts_as_none(monkeypatch: pytest.MonkeyPatch) ->
             hub_login.LocalContext.request.reset(waiting)
 
     until = time.time()
-    assert told({"oauth_info": {"access_token": SECRET, "expires_at": until + 60}}) == SECRET
-    assert told({"oauth_info": {"access_token": SECRET, "expires_at": until - 60}}) is None
-    assert told({}) is None
+    assert token_of({"oauth_info": {"access_token": SECRET, "expires_at": until + 60}}) == SECRET
+    assert token_of({"oauth_info": {"access_token": SECRET, "expires_at": until - 60}}) is None
+    assert token_of({}) is None
     assert hub_login.visitor_token() is None
 
 

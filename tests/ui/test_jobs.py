@@ -142,8 +142,8 @@ def test_what_a_preset_runs_on_is_told(environment: dict[str, str], notes: tuple
         def environment(self) -> dict[str, str]:
             return {"device_name": "a computer", **environment}
 
-    told = facts(Slow())
-    assert all(tells(fact, note) for fact, note in zip(told, (*notes, "eagle missing"), strict=True)), told
+    shown = facts(Slow())
+    assert all(tells(fact, note) for fact, note in zip(shown, (*notes, "eagle missing"), strict=True)), shown
 
 
 def test_a_failed_load_is_told_and_tried_again() -> None:
@@ -230,9 +230,9 @@ def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_a
     engine = slow_engine("measuring 7", reached)
     run = RaceRun(ask(max_new_tokens=20))
     messages = play(engine, run)
-    told = next(message["status"] for message in messages if message.get("status", {}).get("stage") == "loading")
-    while told["words"] != "measuring 7":  # it was loaded first
-        told = next(messages).get("status", told)
+    status = next(message["status"] for message in messages if message.get("status", {}).get("stage") == "loading")
+    while status["words"] != "measuring 7":  # it was loaded first
+        status = next(messages).get("status", status)
     run.stop.set()
     with pytest.raises(EngineTrouble):
         list(messages)

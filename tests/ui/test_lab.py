@@ -230,11 +230,11 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
     assert whole["environment"]["dtype"]
     assert len(rows) == sum(len(whole[part]) for part in ("models", "passes", "drafters"))
     assert tells(shown.locator(".lab-section strong").first.inner_text(), "5 takes")
-    told = spoken(shown, "What a pass over several tokens takes")
+    description = spoken(shown, "What a pass over several tokens takes")
     one, last = whole["passes"][0], whole["passes"][16]
     assert (one["cost"], last["tokens"]) == (1.0, 17)
-    assert f"1: 1.00×, 2: {whole['passes'][1]['cost']:.2f}×" in told
-    assert f"17: {last['cost']:.2f}×" in told
+    assert f"1: 1.00×, 2: {whole['passes'][1]['cost']:.2f}×" in description
+    assert f"17: {last['cost']:.2f}×" in description
     assert points(shown, "What a pass over several tokens takes").count() == len(whole["passes"])
     (target, cost), (draft_model, _), *_ = bars(shown, "One token, one drafted token")
     assert (target.startswith("target: "), draft_model.startswith("draft model: ")) == (True, True)
@@ -347,23 +347,23 @@ def test_causes(lab: Open) -> None:
     measure(page, "causes")
     _, rows = files(page, shown)
     assert {row["cause"] for row in rows} >= {"kind of text", "language", "temperature"}
-    told = [row for row in rows if row["cause"] == "language" and row["acceptance_rate.mean"]]
-    assert len(bars(shown, "By language")) == len(told)
+    by_language = [row for row in rows if row["cause"] == "language" and row["acceptance_rate.mean"]]
+    assert len(bars(shown, "By language")) == len(by_language)
 
 
 @pytest.mark.slow
 def test_domains(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+    seen: list[bool] = []
     stream = Engine.stream
 
     def listen(engine: Engine, preset: str, run: Any, local: bool = False, timed: Any = None) -> Any:
-        told.append(local)
+        seen.append(local)
         return stream(engine, preset, run, local, timed)
 
     monkeypatch.setattr(Engine, "stream", listen)
     page, shown = lab("domains")
     measure(page, "domains")
-    assert told == [True]  # a page on this machine is known
+    assert seen == [True]  # a page on this machine is known
     _, rows = files(page, shown)
     for title, by in (
         ("By category", "category"),
@@ -397,8 +397,8 @@ def test_the_console_is_empty_on_every_tab(tabs: Tabs, lab_url: str, engine: Eng
     """Vega once wrote some two hundred warnings into it. All messages are heard here; errors and warnings are at every
     visit, also while the other studies of this file run."""
     list(engine.follow("toy"))
-    page, told = tabs.take(), list[str]()
-    hear = lambda message: told.append(f"{message.type}: {message.text}")  # noqa: E731
+    page, heard = tabs.take(), list[str]()
+    hear = lambda message: heard.append(f"{message.type}: {message.text}")  # noqa: E731
     page.on("console", hear)
     page.goto(lab_url)
     page.locator("[data-stage=ready]").wait_for()
@@ -416,7 +416,7 @@ def test_the_console_is_empty_on_every_tab(tabs: Tabs, lab_url: str, engine: Eng
     page.click(".sd-through")
     page.remove_listener("console", hear)
     tabs.give_back(page)
-    assert told == []
+    assert heard == []
 
 
 # While it runs ---------------------------------------------------------------------------------------------
@@ -516,19 +516,19 @@ def test_a_closed_tab_frees_the_model(new_lab: Open, engine: Engine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lost", "told"),
+    ("lost", "words"),
     [
         ("**/races/*", "server reached. again."),
         ("**/gradio_api/queue/data*", "Connection server lost"),
     ],
 )
-def test_a_server_that_is_lost_during_a_run_is_told(new_lab: Open, engine: Engine, lost: str, told: str) -> None:
+def test_a_server_that_is_lost_during_a_run_is_told(new_lab: Open, engine: Engine, lost: str, words: str) -> None:
     page, shown = new_lab("profile", forgive="")
     fill(page, "profile", QUICK["profile"])
     page.evaluate("specdemo.LOST_MS = 500")
     page.route(lost, lambda route: route.abort())
     shown.locator(".lab-run").click()
-    expect(page.get_by_text(telling(told))).to_be_visible()
+    expect(page.get_by_text(telling(words))).to_be_visible()
     shown.locator(".lab-stop").click()
     page.unroute_all()
     list(engine.stream("toy", lambda loaded: (number for number in (1, 2))))  # nobody shows it any more
@@ -657,8 +657,8 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
         plots.bars(HOSTILE, HOSTILE, {"label": HOSTILE, "format": ".0%", "to": 1}, rows, [(0.2, HOSTILE)], HOSTILE),
         plots.bars("bare", "", {"label": "", "format": ".0%"}, [{"name": "bare", "value": 1}], whisker="a whisker"),
     ]
-    told = Table(HOSTILE, [HOSTILE], [HOSTILE], [[HOSTILE]])
-    section = plots.Section(HOSTILE, [HOSTILE], figures, [told], HOSTILE)
+    hostile = Table(HOSTILE, [HOSTILE], [HOSTILE], [[HOSTILE]])
+    section = plots.Section(HOSTILE, [HOSTILE], figures, [hostile], HOSTILE)
     monkeypatch.setitem(PICTURES, "domains", Shown(lambda *_: [section], ((3, 1),)))
     page, shown = lab("domains")
     measure(page, "domains")
@@ -699,7 +699,7 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
 @pytest.mark.slow
 def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "PICTURE_SECONDS", 0.0)
-    monkeypatch.setattr(engine, "_pauses", Pauses(local=0.0, remote=0.0))  # nor do steps wait to be told together
+    monkeypatch.setattr(engine, "_pauses", Pauses(local=0.0, remote=0.0))  # nor do steps wait to be sent together
     form = {field.name: field.value for field in STUDIES["lossless"].form()}
     form |= {"drafter": "ngram", "rounds": 400, "prompts": 0}
     form["prompt"] = "the cat sat on the mat and the dog sat"
@@ -728,7 +728,7 @@ def test_a_failure_of_a_run_is_told(engine: Engine) -> None:
     assert job.ended.is_set()
 
 
-# What the Lab is asked and told, without a browser or a model -----------------------------------------------
+# What the Lab is asked and says, without a browser or a model -----------------------------------------------
 
 values = st.one_of(
     st.none(),

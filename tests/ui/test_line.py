@@ -1,4 +1,4 @@
-"""Who may join the line for the model, what others are told, 64 programs that call at once, and who leaves."""
+"""Who may join the line for the model, what others hear, 64 programs that call at once, and who leaves."""
 
 from __future__ import annotations
 
@@ -257,9 +257,9 @@ def test_a_refusal_is_told_to_what_was_refused_and_a_cancelled_run_is_none() -> 
         runs.refuse("me", work, "Others wait.")
         for other in of_loads:
             assert {str(update) for update in other("scripted", me)} == {str(gr.skip())}
-        told = {handler: answer for handler in of_jobs if (answer := handler(me)) != gr.skip()}
-        assert [json.loads(answer)["error"] for answer in told.values()] == ["Others wait."]
-        tell += told
+        answers = {handler: answer for handler in of_jobs if (answer := handler(me)) != gr.skip()}
+        assert [json.loads(answer)["error"] for answer in answers.values()] == ["Others wait."]
+        tell += answers
     assert len({*tell}) == len(works)
     runs.refuse("me", LOAD, "Three are loading.")
     shown, cancel, preset, *_ = of_loads[0]("scripted", me)

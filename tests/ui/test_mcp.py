@@ -75,8 +75,8 @@ def test_the_tools_are_these_and_each_says_what_it_takes(site: str) -> None:
     ]
     assert taken["race"]["required"] == ["prompt"]
     assert taken["explain_round"]["required"] == ["round"]
-    told = httpx.get(f"{site}gradio_api/mcp/schema").json()  # what the hub reads
-    assert [tool["name"] for tool in told] == [*tools.TOOLS]
+    schema = httpx.get(f"{site}gradio_api/mcp/schema").json()  # what the hub reads
+    assert [tool["name"] for tool in schema] == [*tools.TOOLS]
 
 
 def test_a_race_is_run_and_explained(site: str, scripted: Script) -> None:

@@ -1,4 +1,4 @@
-"""What the page is told, without a browser: messages, the badge, the form's values."""
+"""What the page gets, without a browser: messages, the badge, the form's values."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_news_are_told_once() -> None:
     assert lanes.news() == {}
     lanes.add(Entry(PLAIN, with_text(Round(0, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), ("b",))))
     lanes.add(Entry(PLAIN, Finished(FinishReason.EOS)))
-    told, last = lanes.news()[PLAIN]
-    assert (told["at"], told["seconds"], "figures" in told) == (0.5, [0.0, 0.125, 0.25], False)
+    first, last = lanes.news()[PLAIN]
+    assert (first["at"], first["seconds"], "figures" in first) == (0.5, [0.0, 0.125, 0.25], False)
     assert (last["at"], last["row"], last["figures"]["finish_reason"]) == (0.5, None, "eos")
 
 
@@ -72,8 +72,9 @@ def test_of_many_news_every_tenth_has_the_figures_so_far() -> None:
         lanes.add(
             Entry(PLAIN, with_text(Round(index, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), ("b",)))
         )
-    told = {place: event["figures"]["tokens"] for place, event in enumerate(lanes.news()[PLAIN]) if "figures" in event}
-    assert told == {9: 10, 19: 20, 24: 25}
+    events = enumerate(lanes.news()[PLAIN])
+    counts = {place: event["figures"]["tokens"] for place, event in events if "figures" in event}
+    assert counts == {9: 10, 19: 20, 24: 25}
 
 
 def test_of_several_readers_the_figures_of_all_are_told_now_and_then() -> None:
@@ -85,7 +86,7 @@ def test_of_several_readers_the_figures_of_all_are_told_now_and_then() -> None:
     def add(lane: str, event: Event) -> None:
         lanes.add(Entry(lane, with_text(event, tuple("a" * len(emitted_tokens(event))), ("a", "x"))))
 
-    def told() -> list[list[dict[str, Any]]]:
+    def of_all() -> list[list[dict[str, Any]]]:
         news = lanes.news()
         groups = ([event for lane in group for event in news.get(lane, ())] for group in (pairs.values(), pairs))
         return [[event["of_all"] for event in sorted(group, key=rounds) if "of_all" in event] for group in groups]
@@ -95,20 +96,20 @@ def test_of_several_readers_the_figures_of_all_are_told_now_and_then() -> None:
 
     for lane in (*pairs.values(), *pairs):
         add(lane, Prefilled(3, token, 0.25))
-    assert not any(told())
+    assert not any(of_all())
     for index in range(26):  # the first round may have begun before all prompts were read
         for lane in pairs.values():
             add(lane, Round(index, (), (token,), 0.0, 0.125, 0.25))
         for lane in pairs:
             add(lane, Round(index, drafted if index < 9 else (), (token,) * 2, 0.0, 0.125, 0.25))
-    alone, together = told()
+    alone, together = of_all()
     assert [figures["tokens_per_round"] for figures in alone] == [1] * 3, "after 20 and 40 rounds, and the last"
     assert [figures["tokens_per_round"] for figures in together] == [2] * 3
     assert [figures["accepted_lengths"] for figures in together] == [{1: 17}] * 3
     assert together[0]["acceptance_rate"] == together[0]["draft_efficiency"] == 0.5
     lanes.add(Entry("eagle 1", with_text(Finished(FinishReason.EOS), ("a",))))
     add("eagle 2", Round(30, drafted, (token,), 0.0, 0.125, 0.25))
-    assert not any(told()), "one text has ended"
+    assert not any(of_all()), "one text has ended"
 
 
 @given(st.dictionaries(st.text(), st.text()))

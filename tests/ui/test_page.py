@@ -539,8 +539,8 @@ def test_a_race_runs_while_many_pages_look_on() -> None:
         assert {status(page)["stage"] for page in pages} == {"loading"}
         assert len(engine.followers) == ONLOOKERS
         script.loading.set()
-        told = [status_when(page, "ready") for page in pages]
-        assert [*map(json.dumps, told)] == [json.dumps(told[0])] * ONLOOKERS
+        statuses = [status_when(page, "ready") for page in pages]
+        assert [*map(json.dumps, statuses)] == [json.dumps(statuses[0])] * ONLOOKERS
         data = ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False, 1, 0, "", 1]
         body = {"data": data}
         call = Request(f"{url}gradio_api/call/compare", json.dumps(body).encode(), {"content-type": "application/json"})
@@ -583,8 +583,8 @@ def test_a_page_sleeps_until_something_changes() -> None:
         await news.aclose()  # type: ignore[attr-defined]
         return said
 
-    told = [json.loads(message.removeprefix("data: ")) for message in in_a_loop_of_its_own(follow())]
-    assert [message["stage"] for message in told] == ["idle", "loading"]
+    sent = [json.loads(message.removeprefix("data: ")) for message in in_a_loop_of_its_own(follow())]
+    assert [message["stage"] for message in sent] == ["idle", "loading"]
     assert not engine.followers
 
 
@@ -653,14 +653,14 @@ def test_the_wait_is_what_the_last_works_of_the_same_kind_took(monkeypatch: pyte
     monkeypatch.setattr("specdemo.ui.durations.time", type("Clock", (), {"monotonic": lambda: now[0]}))
 
     def expected(timed: Work, seconds: float, *before: str) -> Any:
-        """What others are told when it has run for so many seconds; it then ends."""
+        """What others hear when it has run for so many seconds; it then ends."""
 
         def work() -> Generator[float | None]:
             now[0] += seconds
             yield engine.expected_wait(before)
 
-        ((told,),) = engine.stream("scripted", lambda _: work(), timed=timed)
-        return told
+        ((status,),) = engine.stream("scripted", lambda _: work(), timed=timed)
+        return status
 
     assert expected(RACING, 10.0) is None  # the first one
     assert engine.expected_wait([RACE, RACE]) == 20.0
@@ -736,7 +736,7 @@ def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
         ({"preset": "other"}, "idle", "No loaded", ""),
         ({"preset": "other", "loaded": "scripted", "facts": ["float32"]}, "ready", "Scripted 135M", "float32"),
     ):
-        told = page.evaluate(
+        shown = page.evaluate(
             """status => {
               specdemo.showStatus({ stage: "failed", words: "Too large.", fraction: null, ...status });
               const top = document.querySelector(".sd-top");
@@ -745,8 +745,8 @@ def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
             }""",
             status,
         )
-        assert (told[0], told[2]) == (stage, facts)
-        assert tells(told[1], words)
+        assert (shown[0], shown[2]) == (stage, facts)
+        assert tells(shown[1], words)
 
 
 # Work beside a race -----------------------------------------------------------------------------------------
@@ -1057,22 +1057,22 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
 
 
 def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) -> None:
-    """Those who wait for it were told how long races take."""
+    """Those who wait for it know how long races take."""
     engine = script.used
     list(engine.follow("scripted"))
     job = LabRun("scripted", STUDIES["domains"], {"drafter": "ngram"})
     played = job.play(engine)
-    told = [next(played)]
+    heard = [next(played)]
     while job.seconds_left() is None:
-        told.append(next(played))
+        heard.append(next(played))
     wait_until(lambda: (left := job.seconds_left()) is not None and left < 5)
     expected = engine.expected_wait([])
     assert expected is not None
     assert expected == pytest.approx(job.seconds_left(), abs=1)
     assert engine.expected_wait(["study sweep"]) is None  # of which nothing is known
     held.gate = True
-    told += played
-    assert any("s left" in message for message in told)
+    heard += played
+    assert any("s left" in message for message in heard)
     assert engine.expected_wait([]) == 0.0
 
 
@@ -1633,10 +1633,10 @@ def test_a_watcher_cannot_learn_the_id_with_which_a_race_is_stopped() -> None:
     script, runs = Script(), Runs()
     job = raced(script, runs, max_new_tokens=4)
     _, watch = share_of(runs)
-    told = b"".join(watch.feed.update())
+    sent = b"".join(watch.feed.update())
     assert job.id in job.messages[0]
-    assert told
-    assert job.id.encode() not in told
+    assert sent
+    assert job.id.encode() not in sent
 
 
 def test_a_connection_that_was_lost_goes_on_where_it_was() -> None:
@@ -1652,8 +1652,14 @@ def test_a_connection_that_was_lost_goes_on_where_it_was() -> None:
         return [number for number, _ in await until(_events(watch, first), lambda text: ENDED.decode() in text)]
 
     every = list(range(of_first, of_first + count))
-    for first, told in ((0, every), (of_first, every), (of_first + 2, every[2:]), (of_first + count, []), (10**9, [])):
-        assert in_a_loop_of_its_own(numbers(first)) == told, first
+    for first, expected in (
+        (0, every),
+        (of_first, every),
+        (of_first + 2, every[2:]),
+        (of_first + count, []),
+        (10**9, []),
+    ):
+        assert in_a_loop_of_its_own(numbers(first)) == expected, first
 
 
 def test_messages_are_made_once_for_all_watchers_who_keep_no_race_alive() -> None:
@@ -1707,12 +1713,12 @@ def test_only_a_page_that_is_open_is_shared_and_only_it_can_stop(url: str) -> No
         assert [share(url, session, client).status_code for session in ("closed", "")] == [409, 409]
         with following(url, "mine", client):
             assert share(url, "mine", client, "x" * 1000).status_code == 409
-            told = share(url, "mine", client).json()
-            token = told["token"]
+            shared = share(url, "mine", client).json()
+            token = shared["token"]
             assert len(token) >= 22
-            assert told["link"] == f"http://here/watch/{token}"
-            assert told["picture"].startswith("data:image/svg+xml")
-            assert share(url, "mine", client).json() == told  # not a second one
+            assert shared["link"] == f"http://here/watch/{token}"
+            assert shared["picture"].startswith("data:image/svg+xml")
+            assert share(url, "mine", client).json() == shared  # not a second one
             for query in ({}, {"session": "other"}, {"session": token}):
                 assert client.delete(f"{url}watches/{token}", params=query).status_code == 404
             page = client.get(f"{url}watch/{token}")
@@ -1736,8 +1742,8 @@ def test_one_watcher_too_many_is_refused() -> None:
                 assert caller.outcome(caller.join("one two", "mine"))
             watched = f"{url}watched/{token}"
             with client.stream("GET", watched) as one, client.stream("GET", watched) as two:
-                told = [watcher.iter_lines() for watcher in (one, two)]
-                for lines in told:
+                streams = [watcher.iter_lines() for watcher in (one, two)]
+                for lines in streams:
                     assert [next(lines), '"seq":0' in next(lines)] == ["id: 0", True]
                 for path in ("watch", "watched"):
                     refused = client.get(f"{url}{path}/{token}")

@@ -282,9 +282,9 @@ def test_what_python_says_of_a_failure_does_not_reach_the_page(
         data[FIELDS.index("preset")] = "scripted"
         body = {"fn_index": index["click", len(data)], "data": data, "session_hash": "a"}
         assert client.post("/gradio_api/queue/join", json=body).status_code == 200
-        told = client.get("/gradio_api/queue/data", params={"session_hash": "a"}).text
-    assert tells(told, "RuntimeError engine")
-    assert "secret" not in told
+        text = client.get("/gradio_api/queue/data", params={"session_hash": "a"}).text
+    assert tells(text, "RuntimeError engine")
+    assert "secret" not in text
     assert "/home/someone/secret" in caplog.text
 
 

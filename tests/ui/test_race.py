@@ -63,13 +63,13 @@ Raced = tuple[Page, list[Entry]]
 
 
 def test_a_page_on_this_machine_is_known(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+    local: list[bool] = []
     play = RaceRun.play
-    monkeypatch.setattr(RaceRun, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(RaceRun, "play", lambda run, engine: local.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
     run(page, "one two three")
     monkeypatch.setattr("specdemo.ui.runs.is_local", lambda client: client.host != "127.0.0.1")
     run(page)
-    wait_until(lambda: told == [True, False])
+    wait_until(lambda: local == [True, False])
 
 
 @pytest.fixture(scope="module")
@@ -450,7 +450,7 @@ def test_giving_a_race_up_does_not_stop_the_next_one(page: Page, script: Script)
     script.gate.set()
     wait_until(lambda: script.ended_races == 1)
     script.gate.clear()
-    while script.open_races == 0:  # Gradio does not take it before it is told that the first has ended
+    while script.open_races == 0:  # Gradio does not take it before it knows that the first has ended
         page.click("#run")
         page.wait_for_timeout(50)
     for route in late:
@@ -1302,9 +1302,9 @@ def test_a_head_that_is_always_wrong_is_doubted_on_the_page_with_the_causes_in_o
     monkeypatch.setattr(loaded, "parts", replace(loaded.parts, head_files={"eagle": Path("a head")}))
     page = visit("?drafter=eagle&tree=true&prompt=one+two+three&max_new_tokens=60")
     run(page)
-    told = sentence(page)
-    assert tells(told, "0% EAGLE-3 65% 85%")
-    assert told.endswith(f": {', '.join(CAUSES)}.")
+    shown = sentence(page)
+    assert tells(shown, "0% EAGLE-3 65% 85%")
+    assert shown.endswith(f": {', '.join(CAUSES)}.")
 
 
 # What the page opens with: a recorded race that explains itself; and the lanes that a visitor adds to a race

@@ -68,7 +68,7 @@ def upload(page: Page, trace: str | bytes, name: str = "trace.jsonl") -> None:
     page.locator(".sd-file").set_input_files({"name": name, "mimeType": "text/plain", "buffer": content})
 
 
-def told(page: Page) -> str:
+def words_of(page: Page) -> str:
     return page.locator(f"{REPLAY} .sd-sentence").inner_text()
 
 
@@ -100,14 +100,14 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
 def test_the_figures_of_a_paused_replay_are_those_of_its_text(page: Page) -> None:
     open_replay(page, traced()[0])
     page.get_by_role("button", name="0.25×", exact=True).click()
-    assert told(page) == "A recording."
+    assert words_of(page) == "A recording."
     page.get_by_role("button", name="Play", exact=True).click()
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text(telling("Playing recording."))
     expect(page.locator(f"{REPLAY} .sd-why-exact")).not_to_contain_text("Press Play")
     ninth = page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8)
     ninth.wait_for(state="attached")  # it may be a guess that has faded
     page.get_by_role("button", name="Pause", exact=True).click()
-    assert tells(told(page), "recording, paused.")
+    assert tells(words_of(page), "recording, paused.")
     for lane in (PLAIN, SPECULATIVE):
         count = sum(code not in "xug" for _, code in replayed(page, lane))
         assert 0 < count < 24
@@ -307,12 +307,12 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page)
     text, _ = traced()
     open_replay(page, text)
     page.keyboard.press("End")
-    verdict = told(page)
+    verdict = words_of(page)
     upload(page, "<img src=x onerror=window.pwned=1>")
     refused = page.locator(".sd-choose [role=alert]")
     expect(refused).to_contain_text(telling("not trace"))
     expect(refused).to_be_in_viewport()
-    assert told(page) == verdict
+    assert words_of(page) == verdict
     page.select_option(".sd-which", SHIPPED[0])
     expect(page.locator(".sd-facts-of")).to_contain_text(telling("recording ships"))
     expect(refused).to_be_empty()
@@ -396,29 +396,29 @@ def test_it_fits_its_window_and_axe_finds_nothing_serious(page: Page) -> None:
         page.keyboard.press("d")  # dark for the second
 
 
-# What the page is told of a trace: the rows and figures of a race, or why it cannot be read; recordings that ship
+# What the page gets of a trace: the rows and figures of a race, or why it cannot be read; recordings that ship
 
 PAIR = "qwen2.5-coder"
 
 
-# What the page is told --------------------------------------------------------------------------------------
+# What the page gets --------------------------------------------------------------------------------------
 
 
 def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
     text, entries = traced()
-    told = json.loads(uploaded(text))
-    assert told["kind"] == "file"
+    replay = json.loads(uploaded(text))
+    assert replay["kind"] == "file"
     for lane in (PLAIN, SPECULATIVE):
         mine = [entry for entry in entries if entry.lane == lane]
-        events = told["lanes"][lane]["events"]
+        events = replay["lanes"][lane]["events"]
         assert [event["row"] for event in events] == [json.loads(json.dumps(row_of(entry))) for entry in mine]
         stats = Stats.of(entry.event for entry in mine)
-        assert told["end"]["stats"][lane] == json.loads(json.dumps(stats.as_dict()))
+        assert replay["end"]["stats"][lane] == json.loads(json.dumps(stats.as_dict()))
         assert events[-1]["figures"]["tokens"] == stats.tokens
         assert events[-1]["at"] == pytest.approx(stats.seconds)
-        assert told["lanes"][lane]["prompt"] == stats.prompt_tokens
-    assert tells(told["end"]["exactness"]["title"], "Same word")
-    assert told["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
+        assert replay["lanes"][lane]["prompt"] == stats.prompt_tokens
+    assert tells(replay["end"]["exactness"]["title"], "Same word")
+    assert replay["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.7, "rule": REJECTION}, {"tree": True}], ids=str)
@@ -432,42 +432,42 @@ def test_a_replay_ends_as_the_race_did(events: int, fields: dict[str, Any]) -> N
             race.stop.set()
     assert race.outcome is not None
     live = json.loads(json.dumps(race.outcome.ending()))
-    told = json.loads(uploaded(race.trace()))["end"]
-    assert told["stopped"] is (events < 99)
+    end = json.loads(uploaded(race.trace()))["end"]
+    assert end["stopped"] is (events < 99)
     for verdict in live["verdicts"].values():
         del verdict["comparison"]  # the badge says it
-    assert told == live
+    assert end == live
 
 
 def test_a_trace_tells_what_its_weights_were_stored_in_if_it_knows() -> None:
     environment = {"dtype": "float32", "weights_dtype": "float16", "cores": 2}
-    told = json.loads(uploaded(header_with(environment=environment)))
-    assert told["facts"] == {"dtype": "float32", "weights_dtype": "float16", "cores": "2"}
+    replay = json.loads(uploaded(header_with(environment=environment)))
+    assert replay["facts"] == {"dtype": "float32", "weights_dtype": "float16", "cores": "2"}
 
 
 def test_a_trace_of_one_lane_is_told() -> None:
-    told = json.loads(uploaded(traced(only=SPECULATIVE)[0]))
-    assert [*told["lanes"]] == [SPECULATIVE]
-    assert tells(told["end"]["sentence"], "trace one")
+    replay = json.loads(uploaded(traced(only=SPECULATIVE)[0]))
+    assert [*replay["lanes"]] == [SPECULATIVE]
+    assert tells(replay["end"]["sentence"], "trace one")
 
 
 def test_more_lanes_are_told_whatever_they_are_called() -> None:
-    told = json.loads(uploaded(three_lanes()))
-    titles = {side: lane["title"] for side, lane in told["lanes"].items()}
+    replay = json.loads(uploaded(three_lanes()))
+    titles = {side: lane["title"] for side, lane in replay["lanes"].items()}
     assert [*titles.items()] == [(PLAIN, NAMES[1]), (SPECULATIVE, NAMES[0]), ("drafted-2", NAMES[2])]
     usual = json.loads(uploaded(traced()[0]))
     end, ratio = usual["end"], usual["end"]["speed_up"]
-    fastest = told["end"].pop("sentence").removesuffix(end.pop("sentence"))
+    fastest = replay["end"].pop("sentence").removesuffix(end.pop("sentence"))
     assert tells(fastest, "fastest tied")
     assert [name for name in NAMES if name in fastest] == [NAMES[0], NAMES[2]]
-    assert told["end"] == {  # the same lane twice, by other names
+    assert replay["end"] == {  # the same lane twice, by other names
         **end,
         "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
         "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
         "headline": f"{NAMES[0]}: {end['headline']}",
         "verdicts": dict.fromkeys((NAMES[0], NAMES[2]), end["verdicts"][SPECULATIVE]),
     }
-    assert told["note"] == usual["note"] == ""
+    assert replay["note"] == usual["note"] == ""
     without_target = json.loads(uploaded(three_lanes(alone=None)))
     assert [lane["title"] for lane in without_target["lanes"].values()] == NAMES
     assert without_target["end"]["speed_up"] is None
@@ -479,9 +479,9 @@ def test_of_five_lanes_four_are_told() -> None:
     header = json.loads(lines[0])
     header["lanes"] += [{"name": name, "drafter": "eagle"} for name in ("four", "five")]
     more = [json.loads(line) | {"lane": name} for name in ("four", "five") for line in lines[1:] if NAMES[0] in line]
-    told = json.loads(uploaded("\n".join(map(json.dumps, [header, *map(json.loads, lines[1:]), *more]))))
-    assert gist(told["note"]) == "The 5 4"
-    assert [lane["title"] for lane in told["lanes"].values()] == [NAMES[1], NAMES[0], NAMES[2], "four"]
+    replay = json.loads(uploaded("\n".join(map(json.dumps, [header, *map(json.loads, lines[1:]), *more]))))
+    assert gist(replay["note"]) == "The 5 4"
+    assert [lane["title"] for lane in replay["lanes"].values()] == [NAMES[1], NAMES[0], NAMES[2], "four"]
 
 
 def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
@@ -497,10 +497,10 @@ def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
     prefilled = Entry(SPECULATIVE, with_text(Prefilled(3, Token(1, TokenKind.TARGET), 0.1), ("one",)))
     asked = Request("one", "scripted", "eagle", Settings(temperature=1.0))
     header = Script().header(ScriptedLoaded(PRESETS["scripted"]), asked)
-    told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
+    event = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
     row = [[" five", "x", 1, 0], [" six", "a", 2, 0], [" seven", "x", 3, 2], [" eight", "r"]]
-    assert [[*token[:2], *token[5:]] for token in told["row"][2]] == row
-    marks = [{text: mark for text, _, _, mark, _ in candidates} for _, candidates in told["places"]]
+    assert [[*token[:2], *token[5:]] for token in event["row"][2]] == row
+    marks = [{text: mark for text, _, _, mark, _ in candidates} for _, candidates in event["places"]]
     assert marks == [{"5": "g", "6": "g", "7": "", "8": ""}, {"5": "", "6": "", "7": "g", "8": "d"}]
 
 
@@ -508,18 +508,18 @@ def test_several_readers_are_told_with_all_their_lanes() -> None:
     text, entries = traced(others=("seven eight nine", "ten eleven"))
     assert tells(json.loads(uploaded(text))["error"], "1 2 4 8")
     text, entries = traced(others=("seven eight nine",))
-    told = json.loads(uploaded(text))
+    replay = json.loads(uploaded(text))
     names = ["alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2"]
-    assert (list(told["lanes"]), told["note"], told["request"]["others"]) == (names, "", ["seven eight nine"])
-    assert tells(told["end"]["sentence"], "2 prompt-lookup")
+    assert (list(replay["lanes"]), replay["note"], replay["request"]["others"]) == (names, "", ["seven eight nine"])
+    assert tells(replay["end"]["sentence"], "2 prompt-lookup")
     at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in names[2:]), 2)
-    assert told["end"]["stats"][SPECULATIVE]["tokens_per_second_of_all"] == 2 * (at_once.tokens_per_second or 0)
-    of_all = [event["of_all"] for name in names[2:] for event in told["lanes"][name]["events"] if "of_all" in event]
+    assert replay["end"]["stats"][SPECULATIVE]["tokens_per_second_of_all"] == 2 * (at_once.tokens_per_second or 0)
+    of_all = [event["of_all"] for name in names[2:] for event in replay["lanes"][name]["events"] if "of_all" in event]
     lengths = {str(length): rounds for length, rounds in at_once.accepted_lengths.items()}
     assert {"acceptance_rate": at_once.acceptance_rate, "accepted_lengths": lengths}.items() <= of_all[-1].items()
     other = text.replace('"alone 2"', '"another"')  # lanes that are not those of readers
-    told = json.loads(uploaded(other))
-    assert (len(told["lanes"]), told["request"]["others"]) == (4, [])
+    replay = json.loads(uploaded(other))
+    assert (len(replay["lanes"]), replay["request"]["others"]) == (4, [])
 
 
 def test_a_race_that_was_stopped_is_told_as_stopped() -> None:
@@ -549,9 +549,9 @@ def header_with(**fields: Any) -> str:
     ids=range(10),
 )
 def test_what_is_no_trace_is_refused_in_words(file: Any, words: str) -> None:
-    told = json.loads(uploaded(file).encode("utf-8"))
-    assert [*told] == ["error"]
-    assert tells(told["error"], words)
+    answer = json.loads(uploaded(file).encode("utf-8"))
+    assert [*answer] == ["error"]
+    assert tells(answer["error"], words)
 
 
 values = st.recursive(
@@ -571,8 +571,8 @@ def test_a_real_trace_with_something_changed_is_told_or_refused(data: st.DataObj
             break
         at = at[key]
     at[key] = data.draw(values)
-    told = json.loads(uploaded("\n".join(map(json.dumps, lines))))
-    assert [*told] == ["error"] or {"request", "lanes", "end"} <= told.keys()
+    answer = json.loads(uploaded("\n".join(map(json.dumps, lines))))
+    assert [*answer] == ["error"] or {"request", "lanes", "end"} <= answer.keys()
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "..%2Fsmollm2-135m.toml", SHIPPED[0]])
@@ -589,19 +589,19 @@ def test_a_recording_is_a_file_that_was_made_before_and_that_browsers_keep(
         with urlopen(f"{url}recordings/{shipped['file']}") as answer:
             assert (answer.headers["content-encoding"], answer.headers["content-type"]) == ("gzip", "application/json")
             assert "immutable" in answer.headers["cache-control"]
-            told = json.loads(gzip.decompress(answer.read()))
-        assert (told["kind"], told["request"]["prompt"]) == ("recording", shipped["prompt"])
+            replay = json.loads(gzip.decompress(answer.read()))
+        assert (replay["kind"], replay["request"]["prompt"]) == ("recording", shipped["prompt"])
 
 
 def posted(url: str, trace: bytes) -> Any:
-    """What the page is told of a file."""
+    """What the page gets of a file."""
     with urlopen(WebRequest(f"{url}replays", trace)) as answer:
         return json.load(answer)
 
 
 def refused(url: str, trace: bytes, words: str) -> bool:
-    told = posted(url, trace)
-    return [*told] == ["error"] and tells(told["error"], words)
+    answer = posted(url, trace)
+    return [*answer] == ["error"] and tells(answer["error"], words)
 
 
 def test_a_file_is_read_by_another_process(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,9 +609,9 @@ def test_a_file_is_read_by_another_process(url: str, script: Script, monkeypatch
         "specdemo.ui.replay.playable.read_trace", None
     )  # which is needed, but not in the process of the engine
     text, _ = traced()
-    told = posted(url, text.encode())
+    answer = posted(url, text.encode())
     monkeypatch.undo()
-    assert told == json.loads(uploaded(text))
+    assert answer == json.loads(uploaded(text))
     assert refused(url, b"\xff\xfe", "not trace")
     assert refused(url, b"x" * (MAX_TRACE + 1), "trace 32 MB.")
 
@@ -672,20 +672,20 @@ def test_every_example_prompt_has_a_recording_and_they_are_small() -> None:
     assert all(
         (PAIR in shipped["settings"]) == (header_of(shipped["name"])["preset"] == PAIR) for shipped in recordings()
     )
-    told = [shipped["name"] for shipped in recordings() if "NVIDIA H100" in shipped["settings"]]
-    assert told == ON_A_GPU
-    assert len(told) == 8
+    names = [shipped["name"] for shipped in recordings() if "NVIDIA H100" in shipped["settings"]]
+    assert names == ON_A_GPU
+    assert len(names) == 8
     sizes = [path.stat().st_size for path in RECORDINGS.glob(f"*{SUFFIX}")]
     assert max(sizes) < 150_000
     assert sum(sizes) < 1_500_000
 
 
-@pytest.mark.parametrize(("told", "words"), [({}, "near-tie"), ({"exact_tree_rows": 64}, "report")])
+@pytest.mark.parametrize(("more", "words"), [({}, "near-tie"), ({"exact_tree_rows": 64}, "report")])
 def test_the_badge_of_a_tree_on_a_gpu_says_near_tie_unless_its_trace_tells_that_trees_are_exact(
-    told: dict[str, int], words: str
+    more: dict[str, int], words: str
 ) -> None:
     header, entries = read_trace(lines_of("code-5-eagle-tree"))
-    header["environment"] = {"engine": "graph", "exact_rows": 17, "dtype": "bfloat16", **told}
+    header["environment"] = {"engine": "graph", "exact_rows": 17, "dtype": "bfloat16", **more}
     at = [place for place, entry in enumerate(entries) if entry.lane == SPECULATIVE][2]
     event = entries[at].event
     assert isinstance(event, Round)
@@ -697,12 +697,12 @@ def test_the_badge_of_a_tree_on_a_gpu_says_near_tie_unless_its_trace_tells_that_
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recording_can_be_played(name: str) -> None:
     header, entries = read_trace(lines_of(name))
-    told = playable(header, entries)
-    assert {*told["lanes"]} == {PLAIN, SPECULATIVE}
+    replay = playable(header, entries)
+    assert {*replay["lanes"]} == {PLAIN, SPECULATIVE}
     greedy = header["settings"]["temperature"] == 0
     by_chance = not greedy and header["settings"].get("rule") != "match"
-    assert told["end"]["exactness"]["mark"] == ("chance" if by_chance else "same")
+    assert replay["end"]["exactness"]["mark"] == ("chance" if by_chance else "same")
     drafted = [entry for entry in entries if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
     assert all(bool(entry.probabilities) != greedy for entry in drafted)
-    assert told["facts"].keys() == {"dtype", "weights_dtype", "device_name", "cores"}
+    assert replay["facts"].keys() == {"dtype", "weights_dtype", "device_name", "cores"}
     assert header["environment"]["system"] == "Linux"  # and nothing more that tells one machine from another

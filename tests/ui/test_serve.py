@@ -186,8 +186,8 @@ def play(runs: Runs, **asked: Any) -> RaceRun:
 def test_health_says_whether_the_page_is_ready(site: tuple[str, Script, Runs]) -> None:
     url, script, runs = site
     answer = httpx.get(f"{url}health")
-    told = {"ready": True, "preset": "scripted", "version": __version__, "waiting": 0, "running": 0}
-    assert (answer.status_code, answer.json()) == (200, told)
+    state = {"ready": True, "preset": "scripted", "version": __version__, "waiting": 0, "running": 0}
+    assert (answer.status_code, answer.json()) == (200, state)
     script.used.add(replace(PRESETS["other"], name="/home/me/a-model"), "me")
     play(runs, preset="/home/me/a-model")
     assert httpx.get(f"{url}health").json()["preset"] == "own"
