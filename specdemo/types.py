@@ -26,7 +26,7 @@ MATCH, REJECTION = "match", "rejection"
 RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
 KINDS = {bool: "switch", int: "whole", float: "number", str: "text", tuple: "texts"}  # of a `Field`, by its value
 OF_SERVERS = "address", "key"  # kinds of a `Field`
-FORM, COMMAND = "form", "command"  # `Field.only`
+FORM, COMMAND = "form", "command"  # `Field.shown_in`
 
 IntIfKnown: TypeAlias = Any
 """An int, or None in the lane of a server that does not tell it. Our own lanes know it, so what reads them need not
@@ -180,9 +180,9 @@ class Field:
 
     Attributes:
         label: on the page. There `info` stands below it, and fields of one `group` stand below that as a heading.
-        said: in sentences, if it is not the label in quotation marks.
-        help: on the command line, where it begins with `typed` if that is not None.
-        only: FORM or COMMAND, if only one of them has it.
+        in_sentences: its name there, if that is not the label in quotation marks.
+        help: on the command line, where it begins with `cli_default` if that is not None.
+        shown_in: FORM or COMMAND, if only one of them has it.
     """
 
     name: str
@@ -194,10 +194,10 @@ class Field:
     choices: Mapping[str, str] = field(default_factory=dict)
     info: str = ""
     group: str = ""
-    said: str = ""
+    in_sentences: str = ""
     help: str = ""
-    typed: Any = None
-    only: str = ""
+    cli_default: Any = None
+    shown_in: str = ""
 
     def read(self, given: Any) -> Any:
         """The value that was filled in."""
@@ -216,7 +216,7 @@ class Field:
             if several and not (isinstance(value, list) and value):
                 raise BadInput("Choose at least one drafter.")
             for one in value if several else [value]:
-                one_of(self.said or self.label.lower(), one, known)
+                one_of(self.in_sentences or self.label.lower(), one, known)
             return
         if self.kind == "switch":
             good, allowed = isinstance(value, bool), "true or false"
@@ -232,7 +232,7 @@ class Field:
             good = isinstance(value, str) and self.low <= len(value.strip()) and len(value) <= self.high
             allowed, instead = f"a text of {f'{self.low} to' if self.low else 'at most'} {self.high:,} characters", ""
         if not good:
-            name = self.said or f'"{self.label}"'
+            name = self.in_sentences or f'"{self.label}"'
             raise BadInput(f"{name} must be {allowed}{instead}.{also}")
 
     def bounds(self, high: float | None = None) -> str:
@@ -241,12 +241,12 @@ class Field:
 
 
 def setting(
-    default: Any, said: str, low: float = 0, high: float = 0, help: str = "", label: str = "", **more: Any
+    default: Any, in_sentences: str, low: float = 0, high: float = 0, help: str = "", label: str = "", **more: Any
 ) -> Any:
     """A field of a dataclass that is a `Field` of the same name; `default` tells its kind."""
-    kind, label = KINDS[type(default)], label or said.capitalize()
+    kind, label = KINDS[type(default)], label or in_sentences.capitalize()
     kind = "choice" if kind == "text" and "choices" in more else kind
-    one = Field("", label, kind, default, low, high, said=said, help=help, **more)
+    one = Field("", label, kind, default, low, high, in_sentences=in_sentences, help=help, **more)
     return field(default=default, metadata={"field": one})
 
 
@@ -265,7 +265,11 @@ class Settings:
     temperature: float = setting(0.0, "temperature", 0, 2, "The temperature, 0 (greedy) to 2.")
     top_k: int = setting(0, "top-k", 0, 1_000_000, "Sample from the k likeliest tokens; 0 is off.", "Top-k (0 is off)")
     top_p: float = setting(
-        *(1.0, "top-p", 0, 1, "Sample from the likeliest tokens whose probabilities add up to this; 1 is off."),
+        1.0,
+        "top-p",
+        0,
+        1,
+        "Sample from the likeliest tokens whose probabilities add up to this; 1 is off.",
         label="Top-p (1 is off)",
     )
     max_new_tokens: int = setting(128, "max new tokens", 1, MAX_NEW_TOKENS, "The most tokens to write.")
@@ -274,11 +278,19 @@ class Settings:
     tree: bool = setting(False, "tree", help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay.")
     stop: tuple[str, ...] = setting((), "stop", help="Stop after this text; may be given several times.")
     ahead: int = setting(
-        *(0, "ahead", 0, MAX_AHEAD, "Draft ahead for this many outcomes at each place of the draft; 0 is off."),
+        0,
+        "ahead",
+        0,
+        MAX_AHEAD,
+        "Draft ahead for this many outcomes at each place of the draft; 0 is off.",
         label="Draft ahead (0 is off)",
     )
     grammar: str = setting(
-        *("", "The grammar", 0, MAX_GRAMMAR, "A JSON schema or a grammar in Lark's format that the text must satisfy."),
+        "",
+        "The grammar",
+        0,
+        MAX_GRAMMAR,
+        "A JSON schema or a grammar in Lark's format that the text must satisfy.",
         label="JSON schema or grammar",
     )
 

@@ -38,7 +38,7 @@ from ..racing.race import start
 from ..studies.prompts import read_prompts, some
 from ..studies.readers import ALONE as WITHOUT
 from ..studies.readers import decode_group, group_of, summarise
-from ..studies.tables import text_table, told
+from ..studies.tables import format_value, text_table
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_NODES, Settings
 from .cases import ALONE, TREE, cases_of_ours
@@ -58,15 +58,41 @@ LAUNCHES = "cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyA
 
 TINY_TARGET = Qwen3Config(**shape_of(64, 4, 4, 2, 96, 97, head_dim=16, tie_word_embeddings=False))
 FULL = Sizes(
-    *("Qwen3-4B", SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], SMALL, 4, 512, 128, 15, 2**32),
+    "Qwen3-4B",
+    SHAPES["Qwen3-4B"],
+    SHAPES["Qwen3-0.6B"],
+    SMALL,
+    4,
+    512,
+    128,
+    15,
+    2**32,
     {"Qwen3-0.6B": SHAPES["Qwen3-0.6B"], "SmolLM2-135M": SMALL},
-    *((1, 3, 5, 8, 16), (8, 16, 32, MAX_NODES), (1, 2, 4, 8, 16), DEFAULT_PRESET, "domains.jsonl", 0),
+    (1, 3, 5, 8, 16),
+    (8, 16, 32, MAX_NODES),
+    (1, 2, 4, 8, 16),
+    DEFAULT_PRESET,
+    "domains.jsonl",
+    0,
 )
 QUICK = replace(FULL, repeats=5, ks=(3, 5), trees=(16, 32), new_tokens=96, readers=(1, 4, 16), each=1)
 TINY = Sizes(
-    *("tiny", TINY_TARGET, like(TINY_TARGET, num_hidden_layers=2), TINY_TARGET, 2, 24, 12, 2, 2**16),
+    "tiny",
+    TINY_TARGET,
+    like(TINY_TARGET, num_hidden_layers=2),
+    TINY_TARGET,
+    2,
+    24,
+    12,
+    2,
+    2**16,
     {"tinier": like(TINY_TARGET, num_hidden_layers=1)},
-    *((1, 3), (3, 6), (1, 2), "nanogpt-shakespeare", "plays-heldout.jsonl", 1),
+    (1, 3),
+    (3, 6),
+    (1, 2),
+    "nanogpt-shakespeare",
+    "plays-heldout.jsonl",
+    1,
 )
 
 
@@ -246,7 +272,8 @@ def preset_readers(on: Gpu) -> None:
                 groups += [decode_group(loaded, name, prompts, settings, repeat) for name in called]
             for row in summarise([group for group in groups if group.repeat]):
                 on.add(
-                    *(f"readers of {on.sizes.preset}", f"{size} at once, {called[row['drafter']]}"),
+                    f"readers of {on.sizes.preset}",
+                    f"{size} at once, {called[row['drafter']]}",
                     tokens_per_second=row["tokens_per_second"].mean,
                     tokens_per_round=row["tokens_per_round"],
                     to_alone=row["speedup"] and row["speedup"].mean,
@@ -288,7 +315,7 @@ SHAPES_OF_ROWS = {
 def line(row: Row) -> str:
     """A row in a line, printed as soon as it is measured, for a run that is cut off."""
     known = {name: shape for name, shape in SHAPES_OF_ROWS.items() if shape and row.get(name) is not None}
-    found = [f"{name} {told(row[name], shape, '-')}" for name, shape in known.items()]
+    found = [f"{name} {format_value(row[name], shape, '-')}" for name, shape in known.items()]
     return ", ".join([row["part"], row["what"], *found, *filter(None, [row.get("error")])])
 
 

@@ -43,7 +43,7 @@ def made_target(on: Gpu) -> PreTrainedModel:
 
 
 def paired(on: Gpu, target: PreTrainedModel, draft: PreTrainedModel) -> Pair | None:
-    """The two with captured passes; None where these cannot be made, which is told."""
+    """The two with captured passes; None, and an entry in the log, where these cannot be made."""
     graphs = slots(on, FusedModel.of(target), "the made target")
     draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
     return Pair(target, graphs, draft_graphs) if graphs and draft_graphs else None
@@ -82,7 +82,8 @@ def made_pair(on: Gpu) -> None:
             name = f"draft model, {size}" if asked.k else "alone"
             ours[name] = speed
             on.add(
-                *("made pair, ours", name),
+                "made pair, ours",
+                name,
                 tokens_per_second=speed,
                 acceptance_rate=stats[-1].acceptance_rate,
                 tokens_per_round=stats[-1].tokens_per_round,

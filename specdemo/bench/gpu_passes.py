@@ -84,7 +84,7 @@ class Gpu:
 
     @contextmanager
     def trying(self, what: str) -> Iterator[None]:
-        """What fails inside is told in a row, with the beginning of its error: the next measurement may succeed."""
+        """What fails inside becomes a row, with the beginning of its error: the next measurement may succeed."""
         try:
             yield
         except Exception as error:

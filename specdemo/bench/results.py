@@ -22,8 +22,23 @@ from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, summarise, tree_rows
 
 COLUMNS = (
-    *("method", "drafter", "k", "rule", "temperature", "prompt_id", "category", "repeat", "new_tokens", "seconds"),
-    *("prompt_seconds", "accepted", "tested", "drafted", "rounds", "draft_cost", "digest"),
+    "method",
+    "drafter",
+    "k",
+    "rule",
+    "temperature",
+    "prompt_id",
+    "category",
+    "repeat",
+    "new_tokens",
+    "seconds",
+    "prompt_seconds",
+    "accepted",
+    "tested",
+    "drafted",
+    "rounds",
+    "draft_cost",
+    "digest",
 )
 NAMES = {PLAIN: "specdemo, target alone", HF: "transformers, `generate`", LLAMA: "llama.cpp"}
 WAYS = {ASSISTED: "`assistant_model` as it comes", TUNED: "`assistant_model`"}

@@ -117,7 +117,7 @@ def _option(field: Field) -> tuple[str, Any, Any]:
     least = int(field.low) if kind is int and field.name not in SETTINGS else None  # the settings have bounds
     option = Option(f"--{name}" if len(name) > 1 else f"-{name}", help=field.help, min=least)
     typed: Any = AnyK if kind is int and field.choices else Annotated[kind, option]
-    return field.name, typed, field.value if field.typed is None else field.typed
+    return field.name, typed, field.value if field.cli_default is None else field.cli_default
 
 
 def moved(app: typer.Typer, name: str, sentence: str) -> None:

@@ -33,7 +33,7 @@ from .runner import ANY_ROWS, Runner
 MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pass grow with them
 
 
-class Branches:
+class TreeMask:
     """Rows that are no chain. They follow the first `base` tokens of the cache, and see all of these.
 
     `ancestors` are the rows that each of them sees, itself included, see `rows.ancestors_of`.
@@ -50,13 +50,13 @@ class Branches:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class NativeRows:
     """The rows of a pass that belong to one sequence: `count` tokens, at the slots of its cache from `start` on."""
 
     cache: NativeCache
     start: int
     count: int
-    tree: Branches | None = None
+    tree: TreeMask | None = None
 
     def described(self) -> library.Rows:
         """As a structure of the C library.
@@ -112,8 +112,14 @@ class NativeLayers:
         self._layers = (library.Layer * self.depth)(*described)
         scales, head_norms = scales or Scales(width**-0.5), layers[0].head_norms
         self._described = library.Model(
-            *(self._layers, self.hidden, heads, kv_heads, width),
-            *(scales.attention, scales.score_cap, scales.residual),
+            self._layers,
+            self.hidden,
+            heads,
+            kv_heads,
+            width,
+            scales.attention,
+            scales.score_cap,
+            scales.residual,
             gelu=layers[0].activate in (gelu, gated_gelu),
             all_heads=head_norms is not None and head_norms[0].weight.numel() > width,
             bidirectional=bidirectional,
@@ -134,8 +140,13 @@ class NativeLayers:
         router, up, down = layer.router, self.products(layer.up), self.products(layer.down)
         return library.Layer(
             *map(self.norm, norms),
-            *(self.product(layer.qkv), self.product(layer.out), self.product(router.product if router else None)),
-            *(up, down, layer.window, -1 if layer.rope is None else layer.rope),
+            self.product(layer.qkv),
+            self.product(layer.out),
+            self.product(router.product if router else None),
+            up,
+            down,
+            layer.window,
+            -1 if layer.rope is None else layer.rope,
             *((router.used, router.normed) if router else (0, False)),
         )
 
@@ -160,7 +171,7 @@ class NativeLayers:
     def run(
         self,
         x: Tensor,
-        rows: Sequence[Rows],
+        rows: Sequence[NativeRows],
         outputs: Mapping[int, Tensor] = MappingProxyType({}),
         second_input: Tensor | None = None,
         kv_only: bool = False,
@@ -190,8 +201,16 @@ class NativeLayers:
             copies[layer] = address_of_rows(output, torch.float32, self.hidden)
         read = c_long()
         done = self.library.functions.run_layers(
-            *(byref(self._described), self.depth, copies, inputs, others, described, len(rows), kv_only),
-            *(torch.get_num_threads(), byref(read)),
+            byref(self._described),
+            self.depth,
+            copies,
+            inputs,
+            others,
+            described,
+            len(rows),
+            kv_only,
+            torch.get_num_threads(),
+            byref(read),
         )
         check_room(done)
         return read.value
@@ -268,7 +287,7 @@ class NativeModel(SharedPasses):
         """How many experts of a layer a pass over so many rows of one sequence has read so far, in the mean."""
         return {rows: self._read[rows] / passes / self._mixed for rows, passes in self._passes.items()}
 
-    def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int]) -> dict[int, Tensor]:
+    def run(self, x: Tensor, rows: Sequence[NativeRows], captured: Collection[int]) -> dict[int, Tensor]:
         """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each, in
         float32."""
         outputs = {layer: torch.empty_like(x) for layer in captured}
@@ -295,10 +314,10 @@ class NativeRunner(FusedRunner):
     def first_layers(self, count: int, capacity: int) -> Runner:
         return NativeRunner(self.together.first_layers(count), capacity)
 
-    def rows(self, count: int, parents: Sequence[int] | None, done: int = 0) -> Rows:
+    def rows(self, count: int, parents: Sequence[int] | None, done: int = 0) -> NativeRows:
         """The next `count` rows of the pass that has begun, of which some are `done`."""
-        tree = None if parents is None else Branches(self._start, ancestors_of(parents))
-        return Rows(self._cache, self._start + done, count, tree)
+        tree = None if parents is None else TreeMask(self._start, ancestors_of(parents))
+        return NativeRows(self._cache, self._start + done, count, tree)
 
     def run(self, x: Tensor, rows: Sequence[Any], captured: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
         return x, self.together.run(x, rows, captured)

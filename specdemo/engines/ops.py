@@ -73,7 +73,7 @@ def mixed(outputs: Tensor, shares: Tensor) -> Tensor:
     return total
 
 
-class Placed(NamedTuple):
+class RowPlaces(NamedTuple):
     """Where the rows of a pass stand, and what they see.
 
     Attributes:
@@ -89,7 +89,7 @@ class Placed(NamedTuple):
     at: Tensor
 
 
-def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> Placed:
+def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> RowPlaces:
     """What `write_kv` and `attend` need to know of the T rows of a pass, in every layer.
 
     Args:
@@ -106,7 +106,7 @@ def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: b
     seen = (slots < starts[:, None]).scatter_(1, paths, True)
     along = starts[:, None] + torch.arange(paths.shape[1], device=where.device)
     at = slots.repeat(len(paths), 1).scatter_(1, paths, along.minimum(positions[:, None]))
-    return Placed(paths[:, -1], positions, seen, at)
+    return RowPlaces(paths[:, -1], positions, seen, at)
 
 
 def write_kv(
@@ -115,7 +115,7 @@ def write_kv(
     rotation: tuple[Tensor, ...] | None,
     keys: Tensor,
     values: Tensor,
-    rows: Placed,
+    rows: RowPlaces,
 ) -> Tensor:
     """Norm and rotate the queries and keys of T tokens, and write their keys and values after those of the cache.
 
@@ -157,7 +157,7 @@ def attend(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Placed,
+    rows: RowPlaces,
     scale: float | None = None,
     window: int = 0,
     cap: float = 0.0,

@@ -125,12 +125,13 @@ def _render(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any],
     Args:
         as_parts: give messages as lists of parts, for templates of models that also see pictures.
     """
-    told = [
+    messages = [
         {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
         for role, text in turns.items()
     ]
-    answering = told[-1]["role"] == "user"
-    return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=answering, **template_kwargs))
+    answering = messages[-1]["role"] == "user"
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering, **template_kwargs)
+    return str(text)
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: dict[str, Any]) -> tuple[str, str]:

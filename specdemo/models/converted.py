@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..system.folders import cache_folder
 from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_complete, check_header, completed, read_header
 from .gguf_tokenizer import build_tokenizer, check_tokenizer, end_ids
-from .source import GGUF, Place, Source, weights_file
+from .source import GGUF, ModelLocation, Source, weights_file
 from .store import (
     CHECKED,
     Progress,
@@ -113,12 +113,12 @@ class Converted(Source):
 
         return kept(file, partial(has_sum, file, sha256), make, progress)
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         from .errors import wrap_load_errors
 
         with wrap_load_errors(self):
             folder, variant = converted(self, dtype, progress)
-        return Place(str(folder), {**self.identity()}, variant=variant, of_ours=True)
+        return ModelLocation(str(folder), {**self.identity()}, variant=variant, of_ours=True)
 
 
 def converted(source: Converted, dtype: torch.dtype | None, progress: Progress) -> tuple[Path, str | None]:
@@ -242,7 +242,7 @@ def _read_quickly() -> Iterator[None]:
     """
     import gguf
 
-    class Reader(gguf.GGUFReader):
+    class QuickReader(gguf.GGUFReader):
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             kind, count = HEAD_OF_ARRAY.unpack_from(self.data, orig_offs) if raw_type == ARRAY else (ARRAY, 0)
             if kind == ARRAY:
@@ -267,7 +267,7 @@ def _read_quickly() -> Iterator[None]:
             return super()._push_field(field, skip_sum)
 
     plain = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(QuickReader), cache(gguf.get_tensor_name_map)
     try:
         yield
     finally:

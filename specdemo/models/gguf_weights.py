@@ -43,7 +43,7 @@ def read_weights(
     Args:
         architecture: llama.cpp's name for it.
         dtype: the type of the weights; None is as stored.
-        progress: is told which part of the tensors is done.
+        progress: is called with the part of the tensors that is done.
     Raises:
         LoadError: naming what is missing or has another shape.
     """

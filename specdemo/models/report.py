@@ -30,7 +30,7 @@ from .loaded import LANES, check_prompts, context_of, embedding_rows
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
-from .source import Source, Told
+from .source import ModelFacts, Source
 from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 from .weight_types import check_dtype, check_kept
@@ -148,7 +148,7 @@ class _Described:
     """
 
     source: Source
-    told: Told
+    facts: ModelFacts
     config: PreTrainedConfig
     vocabulary: Mapping[str, int]
     header: Header | None = None
@@ -211,27 +211,27 @@ def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described
     """What a source tells of its model without its weights."""
     with wrap_load_errors(source):
         if (of_file := source.header()) is not None:
-            header, told = of_file
+            header, facts = of_file
             check_header(str(source), header)
             check_tokenizer(str(source), header.fields)
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
-            told = replace(told, licence=told.licence or header.fields.get("general.license"))
+            facts = replace(facts, licence=facts.licence or header.fields.get("general.license"))
             config = _config(header)
     if of_file is not None:
         if source is preset.target:
             check_kept(source, dtype, _keeps_quantized(header))
         size = _kept(header) if dtype == AS_STORED else None
-        return _Described(source, told, config, vocabulary, header, size)
+        return _Described(source, facts, config, vocabulary, header, size)
     found = find_checkpoint(source, dtype, ignore)
     if source is preset.target:
         check_kept(found.source, dtype, found.source.has_gguf)
         check_prompts(found, preset)
-    told, vocabulary = source.told(found.revision), found.tokenizer.get_vocab()
-    return _Described(source, told, found.config, vocabulary, size=stored_size(found))
+    facts, vocabulary = source.facts(found.revision), found.tokenizer.get_vocab()
+    return _Described(source, facts, found.config, vocabulary, size=stored_size(found))
 
 
 def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
-    config, header, told = model.config, model.header, model.told
+    config, header, facts = model.config, model.header, model.facts
     engine = engine_of(config, dtype, device)
     computed = compute_dtype(dtype, device)
     skip_layers = (preset.skip_layers or 0) if model.source is preset.target else 0
@@ -245,13 +245,13 @@ def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype
     row = part.keys_and_values * computed.itemsize + rotation_bytes(config, engine, computed)
     return ModelReport(
         name=str(model.source),
-        download=told.download,
+        download=facts.download,
         weights=weights,
         caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=is_exact(engine, config, dtype, device),
-        licence=told.licence,
-        gated=told.gated,
+        licence=facts.licence,
+        gated=facts.gated,
         vocabulary=model.vocabulary,
         reads=embedding_rows(config),
         part=part if header is None else None,

@@ -58,11 +58,11 @@ def describe_results(results: Mapping[str, Any], drafter: str) -> str:
     dtype, weights = there["dtype"], there["weights_dtype"]
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
     where = f"{there['cores']} cores of {there['cpu']}, {numbers}, {results['prompts']} prompts"
-    told = []
+    speed_ups = []
     for temperature in sorted({row["temperature"] for row in rows}):
         best = max((row for row in rows if row["temperature"] == temperature), key=_speed_up)
-        told.append(f"{best['speed_up']:.2f}× at temperature {temperature:g} (K = {best['k']})")
-    return f"Measured speed-up: {', '.join(told)}. On {where}." if told else ""
+        speed_ups.append(f"{best['speed_up']:.2f}× at temperature {temperature:g} (K = {best['k']})")
+    return f"Measured speed-up: {', '.join(speed_ups)}. On {where}." if speed_ups else ""
 
 
 def _speed_up(row: Mapping[str, Any]) -> tuple[float, bool]:

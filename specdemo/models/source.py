@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ..types import BadInput
 from .store import LoadError, Progress
-from .tables import NO_OTHERS, Beside, Text, table_as, table_of
+from .tables import NO_OTHERS, RelativePath, Text, table_as, table_of
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def weights_file(variant: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelLocation:
     """Where `from_pretrained` finds a model.
 
     `identity` names the weights in a trace. A model `of_ours` was written by `converted`, with a complete
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ModelFacts:
     """Facts of a model: bytes to download (None if unknown), licence, and whether it is gated."""
 
     download: int | None = 0
@@ -96,7 +96,7 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         """The place of its model. It is fetched and converted now, unless `from_pretrained` can do that.
 
         Args:
@@ -115,11 +115,11 @@ class Source(ABC):
         """
         return self
 
-    def told(self, revision: str | None = None) -> Told:
+    def facts(self, revision: str | None = None) -> ModelFacts:
         """Facts of the model, at a commit that was looked up."""
-        return Told()
+        return ModelFacts()
 
-    def header(self) -> tuple[Header, Told] | None:
+    def header(self) -> tuple[Header, ModelFacts] | None:
         """The header of a GGUF file and facts of the file, which is not fetched; None if it is no GGUF file."""
         return None
 
@@ -155,7 +155,7 @@ class Folder(Source):
 
     keys = ("path",)
     holds_heads = True
-    path: Beside
+    path: RelativePath
 
     def __str__(self) -> str:
         return str(self.path)
@@ -173,10 +173,10 @@ class Folder(Source):
     def local(self) -> Path:
         return self.path
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         if not (self.path / "config.json").is_file():
             raise LoadError(f"There is no model in the folder {self.path}: it has no config.json.")
-        return Place(str(self.path), {"source": "folder", "name": self.path.name})
+        return ModelLocation(str(self.path), {"source": "folder", "name": self.path.name})
 
     def head_folder(self) -> Path:
         return self.path
@@ -211,12 +211,12 @@ class Hub(Source):
         name, _, revision = text.partition("@")
         return cls(name, revision or None)
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         progress(None, f"looking for {self} on the hub")
         commit, unreached = self.commit()  # so that every file is of this commit
         revision = commit or self.revision
         identity = {"source": "hub", "repo": self.repo, "revision": revision}
-        return Place(self.repo, identity, revision or "main", unreached=unreached)
+        return ModelLocation(self.repo, identity, revision or "main", unreached=unreached)
 
     def commit(self) -> tuple[str | None, bool]:
         """See `on_hub.commit_of`."""
@@ -224,8 +224,8 @@ class Hub(Source):
 
         return commit_of(self.repo, self.revision)
 
-    def told(self, revision: str | None = None) -> Told:
-        return told_of(self.repo, revision or self.revision)
+    def facts(self, revision: str | None = None) -> ModelFacts:
+        return facts_of(self.repo, revision or self.revision)
 
     def head_folder(self) -> Path:
         from .on_hub import config_of
@@ -243,7 +243,7 @@ class Hub(Source):
         return {name: size or 0 for name, size in sizes_in(info_of(self.repo, self.revision)).items()}
 
 
-def told_of(repo: str, revision: str | None, file: str | None = None) -> Told:
+def facts_of(repo: str, revision: str | None, file: str | None = None) -> ModelFacts:
     """What the hub tells of a repository with a model, or of one of its files.
 
     Raises:
@@ -261,7 +261,7 @@ def told_of(repo: str, revision: str | None, file: str | None = None) -> Told:
     if not wanted:
         raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
     card = info.card_data.to_dict() if info.card_data else {}
-    return Told(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
+    return ModelFacts(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
 
 
 def path_of(text: str) -> Path:

@@ -15,7 +15,7 @@ from ..types import BadInput, is_text
 from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel
-from .source import GGUF, HUB_ID, Folder, Hub, Source, Told, path_of, told_of
+from .source import GGUF, HUB_ID, Folder, Hub, ModelFacts, Source, facts_of, path_of
 from .store import LoadError, Progress, known_sum
 from .tables import Text, folder_of, problem, table_as, table_of
 
@@ -70,14 +70,14 @@ class Gguf(Converted):
         progress(None, f"looking for {self} on the hub")
         return Gguf(download(self, self.repo, self.revision, self.file, progress))
 
-    def header(self) -> tuple[Header, Told]:
+    def header(self) -> tuple[Header, ModelFacts]:
         from .on_hub import header_of
 
         if self.repo is None:
             with Path(self.file).open("rb") as file:
-                return read_header(file), Told()
-        told = told_of(self.repo, self.revision, self.file)
-        return header_of(self.repo, self.revision, self.file), told
+                return read_header(file), ModelFacts()
+        facts = facts_of(self.repo, self.revision, self.file)
+        return header_of(self.repo, self.revision, self.file), facts
 
     def check(self) -> None:
         path = Path(self.file)

@@ -113,7 +113,7 @@ def existing_file(value: Any, info: ValidationInfo) -> Path:
     return path
 
 
-Beside = Annotated[Path, BeforeValidator(_beside)]  # relative to the folder of the file
+RelativePath = Annotated[Path, BeforeValidator(_beside)]  # relative to the folder of the file
 ExistingFile = Annotated[Path, BeforeValidator(existing_file)]
 
 

@@ -24,7 +24,7 @@ def _bytes(file: Path) -> bytes | None:
 def converted_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder, as `from_pretrained` makes it.
 
-    transformers is told of the added tokens. Else it parses the whole file for them, vocabulary and merges too, before
+    transformers is given the added tokens. Else it parses the whole file for them, vocabulary and merges too, before
     `tokenizers` does so.
     """
     tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(

@@ -21,10 +21,13 @@ AHEAD = ":ahead"  # stands after the K of a lane that drafts ahead
 USUAL_AHEAD = 3  # `Settings.ahead` of such a lane
 ALONE = "alone"  # the lanes of several readers are `alone 1`, `alone 2`, ..., and `eagle 1`, ... with a drafter
 AT_ONCE = Field(
-    *("readers", "Readers at once", "choice", "1"),
+    "readers",
+    "Readers at once",
+    "choice",
+    "1",
     choices={"1": "a race", **{str(count): f"{count} prompts" for count in (2, 4, 8, 16)}},
     info="With more than one, this prompt and examples are decoded together.",
-    said="The number of readers",
+    in_sentences="The number of readers",
     help="How many prompts are decoded at once, 1, 2, 4, 8 or 16: this one and examples.",
 )
 LONG = "code", "story", "lists", "dialogue", "poem"  # kinds of examples for readers: few of their texts end early
@@ -161,8 +164,8 @@ def lane_of(lane: Mapping[str, Any], request: Request) -> DraftedLane:
     drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else request.drafter)
     if not isinstance(drafter, str):
         raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
-    told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree", "ahead")}
-    return DraftedLane.of(drafter, replace(request.settings, **told))
+    settings = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree", "ahead")}
+    return DraftedLane.of(drafter, replace(request.settings, **settings))
 
 
 def read_lanes(texts: Any) -> list[DraftedLane]:

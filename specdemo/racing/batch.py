@@ -140,9 +140,9 @@ def entries_of(
             for reader, event in read:
                 name = names[run][reader]
                 waited, seen[name] = clocks[run] - seen[name], clocks[run]
-                told = event if isinstance(event, Finished) else replace(event, seconds=waited)
-                told = replace(told, **parts) if isinstance(told, Round) else told
-                yield Entry(name, texts[name].read(told))
+                timed = event if isinstance(event, Finished) else replace(event, seconds=waited)
+                timed = replace(timed, **parts) if isinstance(timed, Round) else timed
+                yield Entry(name, texts[name].read(timed))
     if failures:
         raise failures[0]
 

@@ -68,7 +68,7 @@ def remembered_by(loaded: Loaded, lane: DraftedLane) -> int:
     return sum(map(len, loaded.parts.remembered)) if DRAFTERS[lane.drafter].remembers else 0
 
 
-def told_by(lanes: Iterable[Mapping[str, Any]]) -> str:
+def memory_note(lanes: Iterable[Mapping[str, Any]]) -> str:
     """A sentence on what the lanes in the header of a trace began with, "" if with nothing."""
     known = [lane.get("remembered") for lane in lanes]  # anyone can write a trace
     counts = [count for count in known if type(count) is int and 0 < count <= MOST]
@@ -107,11 +107,11 @@ class MemoryFile:
         """Add an answer to what the file holds by now: of two commands at once, one answer can be lost, no more."""
         memory = self.memory(loaded)
         memory.add(token_ids)
-        told = {"specdemo_memory": FORMAT, "tokenizer": fingerprint(loaded), "texts": memory.texts}
+        content = {"specdemo_memory": FORMAT, "tokenizer": fingerprint(loaded), "texts": memory.texts}
         path = self.path.resolve()
         try:
             with NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as part:
-                json.dump(told, part)
+                json.dump(content, part)
             try:
                 os.replace(part.name, path)
             except OSError:

@@ -19,12 +19,12 @@ def notes(found: Figures, same: bool | None = None, exact_rows: int | None = Non
         same: whether its text is that of the target alone; None if the two need not be the same.
         exact_rows: `Runner.exact_rows` of the target; None if unknown.
     """
-    told = [
+    sentences = [
         _decay(found.lane),
         _context(found.plain),
         _exactness(found, same, exact_rows),
     ]
-    return [sentence for sentence in told if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _decay(lane: Stats) -> str:

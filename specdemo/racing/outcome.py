@@ -109,9 +109,9 @@ class Outcome:
             groups = {PLAIN: Group.of(entries, {*pairs.values()}), SPECULATIVE: Group.of(entries, pairs)}
             verdicts[SPECULATIVE] = judge_readers(groups[PLAIN].at_once, groups[SPECULATIVE].at_once, known)
         sentence = lanes_verdict(verdicts) if verdicts else ""
-        told = worst(badges) if badges else NOTHING_YET
-        told = of_readers(told, len(pairs), stopped) if pairs else told
-        return cls(events, stats, comparisons, verdicts, sentence, told, stopped, environment, groups=groups)
+        overall = worst(badges) if badges else NOTHING_YET
+        overall = of_readers(overall, len(pairs), stopped) if pairs else overall
+        return cls(events, stats, comparisons, verdicts, sentence, overall, stopped, environment, groups=groups)
 
     @property
     def speed_up(self) -> float | None:
@@ -139,11 +139,11 @@ class Outcome:
         }
 
     def _verdicts(self) -> dict[str, Any]:
-        told = {lane: found and asdict(found) for lane, found in self.comparisons.items()}
+        reports = {lane: found and asdict(found) for lane, found in self.comparisons.items()}
         if self.groups:
             parted = [found for found in self.comparisons.values() if found]
-            told[SPECULATIVE] = asdict(first_to_part(parted)) if parted else None
-        return {lane: {**found.as_dict(), "comparison": told[lane]} for lane, found in self.verdicts.items()}
+            reports[SPECULATIVE] = asdict(first_to_part(parted)) if parted else None
+        return {lane: {**found.as_dict(), "comparison": reports[lane]} for lane, found in self.verdicts.items()}
 
     def ending(self, disturbed: bool = False) -> dict[str, Any]:
         """What the page shows at the end of a race, without the texts, which it has. It always gets figures of two

@@ -14,13 +14,27 @@ from ..decoding.walk import branches, places_tested
 from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 FIGURES = (
-    *("tokens", "rounds", "drafted", "tested", "accepted", "seconds", "ttft_seconds", "prompt_seconds"),
-    *("draft_seconds", "verify_seconds", "other_seconds", "prompt_tokens", "tokens_per_second"),
-    *("acceptance_rate", "draft_efficiency", "tokens_per_round", "draft_cost"),
+    "tokens",
+    "rounds",
+    "drafted",
+    "tested",
+    "accepted",
+    "seconds",
+    "ttft_seconds",
+    "prompt_seconds",
+    "draft_seconds",
+    "verify_seconds",
+    "other_seconds",
+    "prompt_tokens",
+    "tokens_per_second",
+    "acceptance_rate",
+    "draft_efficiency",
+    "tokens_per_round",
+    "draft_cost",
 )
 
 
-class Tested(NamedTuple):
+class DraftCounts(NamedTuple):
     """How many tokens of a draft were drafted, tested and accepted."""
 
     drafted: int
@@ -58,7 +72,7 @@ class Stats:
     verify_times: list[float] = field(default_factory=list)
     checks: list[float] = field(default_factory=list)
     round_times: list[float] = field(default_factory=list)
-    drafts_tested: list[Tested] = field(default_factory=list)
+    drafts_tested: list[DraftCounts] = field(default_factory=list)
     """Each draft that was not empty and is known. `trees` says whether one was a tree."""
     trees: bool = False
     readers: int = 1
@@ -93,17 +107,17 @@ class Stats:
         outcomes = [token.outcome for token in event.drafted]
         accepted = outcomes.count(DraftOutcome.ACCEPTED)
         self.rounds += event.merged or 1
-        told = all(token.kind is not TokenKind.UNKNOWN for token in event.emitted)
-        self.drafted = _sum(self.drafted, len(outcomes) if told else None)
+        known = all(token.kind is not TokenKind.UNKNOWN for token in event.emitted)
+        self.drafted = _sum(self.drafted, len(outcomes) if known else None)
         self.accepted = _sum(self.accepted, None if event.merged else accepted)
-        self.tested = _sum(self.tested, len(places_tested(event.drafted)) if told else None)
+        self.tested = _sum(self.tested, len(places_tested(event.drafted)) if known else None)
         self.draft_seconds = _sum(self.draft_seconds, event.draft_seconds)
         self.verify_seconds = _sum(self.verify_seconds, event.verify_seconds)
         self.round_times.append(event.seconds / (event.merged or 1))
         self.trees |= any(token.parent is not None for token in event.drafted)
-        if outcomes and told:
+        if outcomes and known:
             tested = accepted + outcomes.count(DraftOutcome.REJECTED)
-            self.drafts_tested.append(Tested(len(outcomes), tested, accepted))
+            self.drafts_tested.append(DraftCounts(len(outcomes), tested, accepted))
             self.accepted_lengths[accepted] = self.accepted_lengths.get(accepted, 0) + 1
             self.first_passed += outcomes[0] is DraftOutcome.ACCEPTED
         if event.verify_seconds is None:

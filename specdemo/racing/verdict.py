@@ -39,8 +39,8 @@ class LaneVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; `slower` is whether it is beyond the noise."""
-        told = {name: getattr(self, name) for name in ("speed_up", "sentence", "notes", "numbers")}
-        return {**told, "slower": self.figures is not None and self.figures.side < 0}
+        values = {name: getattr(self, name) for name in ("speed_up", "sentence", "notes", "numbers")}
+        return {**values, "slower": self.figures is not None and self.figures.side < 0}
 
 
 def judge_lane(
@@ -61,10 +61,10 @@ def judge_lane(
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
         return LaneVerdict(speed_up(plain, lane), sentence)
     rows = exact_rows(environment, tree=asked is not None and asked.tree)
-    told = notes(found, comparison.identical if comparison else None, rows)
+    sentences = notes(found, comparison.identical if comparison else None, rows)
     rate, of_lane = memory_rate_of(environment), bytes_of(lane, environment)
     table = numbers(found, weight_bytes(environment), rate, of_lane, experts_counted(lane, environment) is not None)
-    return LaneVerdict(found.speed_up, sentence, told, table, found)
+    return LaneVerdict(found.speed_up, sentence, sentences, table, found)
 
 
 def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> LaneVerdict:
@@ -129,11 +129,11 @@ def _chips(found: Figures) -> list[dict[str, str]]:
     whose = " for each reader" if found.lane.readers > 1 else ""
     tokens = f"{_tokens(found.tokens)} tokens{whose} with the drafter, 1 without it"
     even = f"From {_tokens(found.needed)} on that saves time."
-    told = [("tokens per pass", _tokens(found.tokens), f"A pass of the target gives {tokens}. {even}")]
+    chips = [("tokens per pass", _tokens(found.tokens), f"A pass of the target gives {tokens}. {even}")]
     if found.draft_cost is not None and found.check_cost is not None:
         draft, longer = found.draft_cost, max(found.check_cost - 1, 0.0)
         rows = f": it reads {found.rows:.1f} tokens for each one written" if found.rows else ""
-        told += [
+        chips += [
             (
                 "of a pass to draft",
                 _share(draft),
@@ -141,7 +141,7 @@ def _chips(found: Figures) -> list[dict[str, str]]:
             ),
             ("of a pass to check", _share(longer), f"Checking a draft makes a pass {longer:.0%} longer{rows}."),
         ]
-    return [dict(zip(("name", "value", "sentence"), one, strict=True)) for one in told]
+    return [dict(zip(("name", "value", "sentence"), one, strict=True)) for one in chips]
 
 
 def _share(share: float) -> str:

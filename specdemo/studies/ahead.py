@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import COMMAND, FORM, MAX_AHEAD, MAX_K, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..racing import race
 else:
-    batch, race = Later("specdemo.decoding.batch"), Later("specdemo.racing.race")
+    batch, race = LazyModule("specdemo.decoding.batch"), LazyModule("specdemo.racing.race")
 
 MUCH_LONGER = 1.1  # what takes less than this many times as long is not worth a sentence
 SEVERAL_KS = "Tokens drafted in one round; several, separated by commas, are compared."
@@ -43,15 +43,18 @@ class DraftsAhead(Study):
     summary = "Measure drafting while the target verifies, and simulate it on a second device."
     fields = (
         Field("drafter", "Drafter", "list", "draft-model", choices=ABLE, help="A drafter that can draft ahead."),
-        replace(k_field(4), only=FORM),
-        Field("ks", "Values of K", "wholes", "4", help=SEVERAL_KS, only=COMMAND),
+        replace(k_field(4), shown_in=FORM),
+        Field("ks", "Values of K", "wholes", "4", help=SEVERAL_KS, shown_in=COMMAND),
         temperature_field(0.0),
         Field("repeats", "Prompts", "whole", 4, 1, 20, help="How many prompts are decoded."),
-        replace(NEW_TOKENS, value=48, typed=64),
+        replace(NEW_TOKENS, value=48, cli_default=64),
         Field(
-            *("fan_outs", "Outcomes for each place", "wholes", "1,2,4,8"),
+            "fan_outs",
+            "Outcomes for each place",
+            "wholes",
+            "1,2,4,8",
             help="How many outcomes to prepare for at each place of the draft, separated by commas.",
-            only=COMMAND,
+            shown_in=COMMAND,
         ),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
@@ -109,10 +112,15 @@ class DraftsAhead(Study):
             rounds = [event for event in events if isinstance(event, Round)]
         times = times_of(rounds, in_turn)
         seconds = simulated(times) if in_turn else sum(event.seconds for event in rounds)
-        told = [event.ahead for event in rounds if event.ahead]
+        reports = [event.ahead for event in rounds if event.ahead]
         return Text(
-            *(way, prompt, sum(len(event.emitted) for event in rounds), seconds),
-            *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
+            way,
+            prompt,
+            sum(len(event.emitted) for event in rounds),
+            seconds,
+            sum(each.hit for each in reports),
+            len(reports),
+            fmean([each.prepared for each in reports] or [0]),
             fmean([one.passing for one in times] or [0]),
             fmean([one.drafting for one in times if not one.hit] or [0]),
             fmean([one.preparing for one in times] or [0]),
@@ -225,7 +233,7 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
     plain = {row["k"]: row for row in rows if row["method"] == PLAIN}
     whole = {(row["k"], row["fan_out"]): row for row in rows if row["method"] == SIMULATED}  # no pass ends these
     several = ", at its best K," if len(plain) > 1 else ""
-    for method, where, both, told in (
+    for method, where, both, remark in (
         (TOGETHER, "on this machine", shared, ""),
         (SIMULATED, "with a second device for the drafter", "", f" {SIMULATION}"),
     ):
@@ -236,8 +244,8 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
             why = _why(best, preparing, plain.get(best["k"]), both) if best["speedup"].mean < 1 else ""
             k = f"K = {best['k']} and " * bool(several)
             words.append(
-                f"Drafting ahead is {_told(best['speedup'])} as fast as drafting in turn{several} {where}, with "
-                f"{k}{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{told}"
+                f"Drafting ahead is {_times(best['speedup'])} as fast as drafting in turn{several} {where}, with "
+                f"{k}{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{remark}"
             )
     measured, simulation = (
         next((row for row in rows if row["method"] == method and row["speedup"]), None)
@@ -281,6 +289,6 @@ def outcomes(each: int) -> str:
     return f"{each} outcome{'s' * (each > 1)} for each place"
 
 
-def _told(spread: Spread) -> str:
+def _times(spread: Spread) -> str:
     interval = "" if spread.low is None else f" ({spread.low:.2f} to {spread.high:.2f})"
     return f"{spread.mean:.2f} times{interval}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..servers.address import Address
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import BadInput, Field, Settings
 from .perplexity import loaded_as
 from .prompts import Prompt
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..servers import dialects
     from . import doctor, writers
 else:
-    doctor = Later("specdemo.studies.doctor")
-    writers = Later("specdemo.studies.writers")
-    dialects = Later("specdemo.servers.dialects")
+    doctor = LazyModule("specdemo.studies.doctor")
+    writers = LazyModule("specdemo.studies.writers")
+    dialects = LazyModule("specdemo.servers.dialects")
 
 TEXT, LANGUAGE, TEMPERATURE, CONTEXT = "kind of text", "language", "temperature", "context"
 THINKING, WEIGHTS, PLACE = "thinking", "weights", "place in the text"
@@ -74,9 +74,13 @@ class Causes(Study):
     )
     heading = "What changes how many guesses pass"
     columns = (
-        *(("cause", "cause", ""), ("condition", "condition", ""), ("texts", "texts", "d")),
-        *(("acceptance_rate", "accepted of tested", ".0%"), ("tokens_per_round", "tokens a round", ".2f")),
-        *(("change", "change", "+.0%"), ("clear", "more than chance", "yes")),
+        ("cause", "cause", ""),
+        ("condition", "condition", ""),
+        ("texts", "texts", "d"),
+        ("acceptance_rate", "accepted of tested", ".0%"),
+        ("tokens_per_round", "tokens a round", ".2f"),
+        ("change", "change", "+.0%"),
+        ("clear", "more than chance", "yes"),
     )
 
     @classmethod
@@ -112,7 +116,7 @@ class Causes(Study):
             yield Condition(WEIGHTS, self.asked["other_weights"], few, dtype=self.asked["other_weights"])
 
     def _thinks(self) -> bool:
-        """Whether the chat template can be told to think or not."""
+        """Whether the chat template has a switch for thinking."""
         template = None if self.asked.get("server") else self.loaded.tokenizer.chat_template
         return "enable_thinking" in str(template or "")
 
@@ -144,8 +148,8 @@ class Causes(Study):
         return writers.PresetWriter(loaded, *self.given("drafter k"))
 
     def _write(self, writer: writers.Writer, condition: Condition, prompt: Prompt, text: str) -> None:
-        told = {name: self.asked[name] for name in ("max_new_tokens", "seed", "rule") if name in self.asked}
-        found = writer.write(text, Settings(**{**told, **condition.settings}))
+        common = {name: self.asked[name] for name in ("max_new_tokens", "seed", "rule") if name in self.asked}
+        found = writer.write(text, Settings(**{**common, **condition.settings}))
         self.written.setdefault((condition.cause, condition.name), {})[prompt.id] = found
 
     def rows(self) -> list[dict[str, Any]]:

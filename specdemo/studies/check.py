@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..servers.address import Address
 from ..servers.flags import elsewhere
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..system.progress import Stopped, attended, check_stopped
 from ..types import AUTO, BadInput, Field, Settings
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from ..servers import dialects
     from . import diagnosis, doctor, perplexity, report, writers
 else:
-    diagnosis = Later("specdemo.studies.diagnosis")
-    doctor = Later("specdemo.studies.doctor")
-    writers = Later("specdemo.studies.writers")
-    report = Later("specdemo.studies.report")
-    perplexity = Later("specdemo.studies.perplexity")
-    store = Later("specdemo.models.store")
-    dialects = Later("specdemo.servers.dialects")
+    diagnosis = LazyModule("specdemo.studies.diagnosis")
+    doctor = LazyModule("specdemo.studies.doctor")
+    writers = LazyModule("specdemo.studies.writers")
+    report = LazyModule("specdemo.studies.report")
+    perplexity = LazyModule("specdemo.studies.perplexity")
+    store = LazyModule("specdemo.models.store")
+    dialects = LazyModule("specdemo.servers.dialects")
 
 PAYS = 1.05  # a speed-up below is not worth a second model
 LOOKS = 3  # at most, at the interval: after each prompt of all kinds
@@ -145,7 +145,7 @@ class Check(Study):
     def _compare_weights(self) -> Iterator[str]:
         try:
             text = self.asked.get("text", "")
-            yield from perplexity.compared(self.loaded, self.perplexities, self.not_compared, text)
+            yield from perplexity.compare_weights(self.loaded, self.perplexities, self.not_compared, text)
         except (BadInput, store.LoadError, MemoryError) as error:
             self.not_compared.append(f"The perplexity was not compared with float32 weights: {error}")
 
@@ -279,7 +279,7 @@ class Check(Study):
         return [*lines, *self.not_compared, *found.advice(), *report.facts(found), *found.left_out]
 
     def elsewhere(self) -> list[dict[str, str]]:
-        """How other programs are told to do the same, where it pays and they can."""
+        """The arguments with which other programs do the same, where it pays and they can."""
         if self.answer != YES or not self.k or not self.trials:
             return []
         drafter, draft = self.examined[-1], str(self.loaded.preset.draft_model or "")

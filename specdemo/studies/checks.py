@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import SETTINGS, BadInput, Field, Settings
 from .study import DRAFTER, PROMPT, Study, k_field, some_of_each, temperature_field
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from . import greedy, lossless
 else:
-    greedy = Later("specdemo.studies.greedy")
-    lossless = Later("specdemo.studies.lossless")
+    greedy = LazyModule("specdemo.studies.greedy")
+    lossless = LazyModule("specdemo.studies.lossless")
 
 DESCRIPTIONS = {  # of the broken rules of `rules`
     "accept-if-p-exceeds-q": "A drafted token passes only if p > q",

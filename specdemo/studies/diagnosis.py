@@ -18,7 +18,7 @@ from .tables import grouped
 
 RARE = 0.25  # share of rounds with a draft below which the drafter is called rare
 NEAR = NEAR_TIE["bfloat16"]  # of two logits: a server does not tell in what it computes
-OF_A_CROWD = "at_once", "texts", "tokens_per_second", "alone_tokens_per_second", "speed_up"
+OF_A_CONCURRENT_RUN = "at_once", "texts", "tokens_per_second", "alone_tokens_per_second", "speed_up"
 WORTH = 0.03  # how much faster another K must be by the model to be named
 
 
@@ -60,7 +60,7 @@ class Diagnosis:
         cost = self.round["cost"].mean if self.round["cost"] else None
         self.break_even = {"tokens_per_round": cost, "alpha": _alpha(cost, self.often, len(self.positions))}
         self.kinds = [_group({"kind": kind}, found) for kind, found in kinds.items()]
-        self.at_once = [{name: getattr(crowd, name) for name in OF_A_CROWD} for crowd in doctor.crowds]
+        self.at_once = [{name: getattr(run, name) for name in OF_A_CONCURRENT_RUN} for run in doctor.concurrent_runs]
         self.contexts = [_group({"context": length}, found) for length, found in longer.items()]
         self.texts = _texts(doctor.samples)
         self.samples = [_sample(sample) for sample in doctor.samples]
@@ -117,8 +117,8 @@ class Diagnosis:
             words = f"Only {self.often:.0%} of the rounds had a draft. To draft more often: {flags.more_often}."
             lines.append(words)
         if not self.positions and self.often != 0:
-            told = f" Start it with {flags.more_reported} to know." if flags.more_reported else ""
-            lines.append(f"What was accepted at each position is unknown.{told}")
+            hint = f" Start it with {flags.more_reported} to know." if flags.more_reported else ""
+            lines.append(f"What was accepted at each position is unknown.{hint}")
         lines += self._on_k(name)
         lines += self._on_cost()
         lines += self._on_load(flags.crowd)
@@ -242,7 +242,7 @@ def _positions(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 def _round(samples: Sequence[Sample]) -> dict[str, Any]:
     def mean_ms(side: str, part: str = "") -> float | None:
-        """Of a round, or of one part of it; None if that is not told."""
+        """Of a round, or of one part of it; None if that is unknown."""
         written = [found for s in samples if (found := getattr(s, side)) is not None and found.round_seconds]
         seconds = [getattr(f.stats, part) if part else f.round_seconds * f.rounds for f in written]
         rounds = sum(found.rounds for found in written)

@@ -90,7 +90,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class ConcurrentRun:
     """So many requests at once: how many tokens both sides wrote in how many seconds, prompts and waiting included."""
 
     at_once: int
@@ -119,7 +119,7 @@ class Doctor:
     """One examination. `done` of its `steps` steps are over.
 
     Attributes:
-        samples, crowds: what was measured so far; samples of long prompts are among the others.
+        samples, concurrent_runs: what was measured so far; samples of long prompts are among the others.
         left_out: sentences on what was not measured, and why.
     """
 
@@ -127,7 +127,7 @@ class Doctor:
         self.with_drafts, self.alone, self.plan = with_drafts, alone, plan
         self.prompts = plan.prompts()
         self.samples: list[Sample] = []
-        self.crowds: list[Crowd] = []
+        self.concurrent_runs: list[ConcurrentRun] = []
         self.left_out: list[str] = []
         self.at_once = plan.at_once if with_drafts.at_once else ()
         self.done, self.steps = 0, len(self.prompts) + len(self.at_once) + CONTEXT_PROMPTS * len(plan.contexts)
@@ -143,7 +143,7 @@ class Doctor:
         self._until = time.monotonic() + self.plan.seconds
         parts = (
             ("the prompts", self._one_by_one),
-            ("several requests at once", self._crowds),
+            ("several requests at once", self._concurrent_runs),
             ("longer prompts", self._longer),
         )
         if not self.with_drafts.at_once:
@@ -169,10 +169,10 @@ class Doctor:
             self.samples.append(self._sample(prompt, prompt.prompt))
             yield f"Prompts of eight kinds, {prompt.category}"
 
-    def _crowds(self) -> Iterator[str]:
+    def _concurrent_runs(self) -> Iterator[str]:
         for count in self.at_once:
             try:
-                self.crowds.append(self._crowd(count))
+                self.concurrent_runs.append(self._concurrent_run(count))
             except BadInput as error:
                 self.left_out.append(f"{count} requests at once were not measured: {_said(error)}")
                 return
@@ -212,7 +212,7 @@ class Doctor:
         theirs, written = self._in_time(alone.write_beside, mine, text, settings)
         return written, theirs
 
-    def _crowd(self, count: int) -> Crowd:
+    def _concurrent_run(self, count: int) -> ConcurrentRun:
         texts = [prompt.prompt for prompt in islice(cycle(self.prompts), max(count, LEAST_TEXTS))]
         figures: list[float | int] = []
         for side in (self.with_drafts, self.alone):
@@ -220,7 +220,7 @@ class Doctor:
                 began = time.perf_counter()
                 tokens = self._in_time(self._together, side, texts, count)
                 figures += [tokens, time.perf_counter() - began]
-        return Crowd(count, len(texts), *figures)  # type: ignore[arg-type]
+        return ConcurrentRun(count, len(texts), *figures)  # type: ignore[arg-type]
 
     def _together(self, side: Writer, texts: Sequence[str], count: int) -> int:
         """How many tokens a side writes for these texts, `count` at once."""

@@ -15,7 +15,7 @@ from ..decoding.events import Round, text_of
 from ..decoding.walk import branches
 from ..racing.text import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import COMMAND, BadInput, DraftOutcome, Field
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..racing import race
 else:
-    race = Later("specdemo.racing.race")
+    race = LazyModule("specdemo.racing.race")
 
 CATEGORY, KIND, POSITION = "category", "kind of token", "position in the draft"
 SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
@@ -48,13 +48,16 @@ class Domains(Study):
         RULE,
         *prompt_fields("domains", 2, 3),
         NEW_TOKENS,
-        Field("traces", "Traces", "traces", help=SEVERAL_TRACES, only=COMMAND),
+        Field("traces", "Traces", "traces", help=SEVERAL_TRACES, shown_in=COMMAND),
     )
     heading = "Counts"
     columns = (
-        *(("by", "by", ""), ("name", "group", "")),
+        ("by", "by", ""),
+        ("name", "group", ""),
         *((name, name, ",.0f") for name in COUNTED),
-        *(("acceptance_rate", "acceptance rate", ".0%"), ("low", "from", ".0%"), ("high", "to", ".0%")),
+        ("acceptance_rate", "acceptance rate", ".0%"),
+        ("low", "from", ".0%"),
+        ("high", "to", ".0%"),
         ("draft_efficiency", "draft efficiency", ".0%"),
     )
 

@@ -17,7 +17,7 @@ from ..decoding.walk import branches
 from ..drafters.names import DRAFTERS
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import BadInput, Field, Settings
 from . import theory
 from .profile import TARGET, Timing, profile, steps, summarise, timing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..racing import race
 else:
-    race = Later("specdemo.racing.race")
+    race = LazyModule("specdemo.racing.race")
 
 
 @dataclass(frozen=True, slots=True)

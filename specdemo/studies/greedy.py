@@ -205,6 +205,14 @@ def _check(
         margin, dtype = found.margin, str(loaded.dtype).removeprefix("torch.")
         near_tie = margin is not None and not exact and is_near_tie(margin, dtype, settings.temperature)
     return GreedyCheck(
-        *(prompt.id, prompt.category, text, settings.k, settings.temperature, len(plain)),
-        *(found.identical, found.first_difference, found.margin, near_tie),
+        prompt.id,
+        prompt.category,
+        text,
+        settings.k,
+        settings.temperature,
+        len(plain),
+        found.identical,
+        found.first_difference,
+        found.margin,
+        near_tie,
     )

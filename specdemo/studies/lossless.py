@@ -27,7 +27,7 @@ from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
 from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
 from .remember import Remembering, from_one_context
-from .rules import BY_RATIO, Accepted, Tested, accepted_of, each_rule, emitted_distribution, harm, make_rule
+from .rules import BY_RATIO, Accepted, RuleResult, accepted_of, each_rule, emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught
 from .tables import grouped
 
@@ -56,7 +56,7 @@ class DraftPosition:
     error: float
     overlap: float
     harm: float
-    children: Sequence[Tested] = ()
+    children: Sequence[RuleResult] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _on_paper(
             yield event, draft
 
 
-def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float, float, Sequence[Tested]]:
+def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float, float, Sequence[RuleResult]]:
     """The error, the overlap, the harm and the children of a `DraftPosition`."""
     fair = p.double() / p.double().sum()
     overlap = float(torch.minimum(fair, q.double() / q.double().sum()).sum())

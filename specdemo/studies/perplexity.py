@@ -15,7 +15,7 @@ from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp
 from ..servers.llamacpp_process import can_start, started
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import BadInput
 from .prompts import readable
 from .statistics import Spread, pooled_rate
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from ..system import hardware
     from . import greedy
 else:
-    torch = Later("torch")
-    eager = Later("specdemo.engines.eager")
-    models = Later("specdemo.models.loaded")
-    store = Later("specdemo.models.store")
-    hardware = Later("specdemo.system.hardware")
-    greedy = Later("specdemo.studies.greedy")
+    torch = LazyModule("torch")
+    eager = LazyModule("specdemo.engines.eager")
+    models = LazyModule("specdemo.models.loaded")
+    store = LazyModule("specdemo.models.store")
+    hardware = LazyModule("specdemo.system.hardware")
+    greedy = LazyModule("specdemo.studies.greedy")
 
 TEXTS = 24  # that people wrote to a chat model
 PIECE = 512  # tokens of a longer text that are read at a time
@@ -48,9 +48,13 @@ LLAMACPP = "llama.cpp, the same file"
 COMPARING = "Comparing perplexity with float32 weights"
 COMPARING_LLAMACPP = "Comparing perplexity with llama.cpp"
 COLUMNS = (
-    *(("weights", "weights", ""), ("texts", "texts", "d"), ("tokens", "tokens", ",")),
-    *(("perplexity", "perplexity", ".2f"), ("ratio", "to float32", ".3f")),
-    *(("rms", "logits differ by (rms)", ".4f"), ("changed", "another likeliest token", ".2%")),
+    ("weights", "weights", ""),
+    ("texts", "texts", "d"),
+    ("tokens", "tokens", ","),
+    ("perplexity", "perplexity", ".2f"),
+    ("ratio", "to float32", ".3f"),
+    ("rms", "logits differ by (rms)", ".4f"),
+    ("changed", "another likeliest token", ".2%"),
 )
 
 Loss = tuple[float, int]
@@ -112,7 +116,11 @@ class Perplexity:
             ratio = _exp(pooled_rate([(one - other, count) for (one, count), (other, _) in both], least=-inf))
         squares, logits = (sum(getattr(one, name) for one in differences) for name in ("squares", "logits"))
         return cls(
-            *(weights, len(losses), sum(count for _, count in losses), _exp(loss), ratio),
+            weights,
+            len(losses),
+            sum(count for _, count in losses),
+            _exp(loss),
+            ratio,
             sqrt(squares / logits) if differences else None,
             pooled_rate([(one.changed, one.places) for one in differences], most=1.0),
         )
@@ -151,7 +159,7 @@ def loss_of(logits: Tensor, ids: Sequence[int]) -> Loss:
     return float(torch.nn.functional.cross_entropy(logits.float(), following, reduction="sum")), len(ids) - 1
 
 
-def compared(loaded: Loaded, found: list[Perplexity], notes: list[str], text: str = "") -> Iterator[str]:
+def compare_weights(loaded: Loaded, found: list[Perplexity], notes: list[str], text: str = "") -> Iterator[str]:
     """Put the perplexity of the target into `found`, as it is loaded, then in float32 and of llama.cpp, step by step.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.events import Prefilled, Round
 from ..drafters import names
 from ..drafters.names import drafter_class
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import COMMAND, MAX_K, Field, Settings
 from . import theory
 from .study import DRAFTERS, NEW_TOKENS, PROMPT, Study, k_field
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..racing import race
 else:
-    batch, loop = Later("specdemo.decoding.batch"), Later("specdemo.decoding.loop")
-    race = Later("specdemo.racing.race")
+    batch, loop = LazyModule("specdemo.decoding.batch"), LazyModule("specdemo.decoding.loop")
+    race = LazyModule("specdemo.racing.race")
 
 TARGET, DRAFT_MODEL = "target", "draft model"
 REPEATS_HELP = "How often everything is run."
@@ -44,9 +44,9 @@ class Profile(Study):
     fields = (
         replace(DRAFTERS, value="all"),
         k_field(4),
-        Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS_HELP, typed=3),
+        Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS_HELP, cli_default=3),
         PROMPT,
-        replace(NEW_TOKENS, typed=32, only=COMMAND),
+        replace(NEW_TOKENS, cli_default=32, shown_in=COMMAND),
     )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Finished, Round
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import AUTO, COMMAND, FORM, SETTINGS, BadInput, Field, Settings, read_k
 from .statistics import Spread, geometric_mean
 from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, temperature_field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..racing import batch
 else:
-    batch = Later("specdemo.racing.batch")
+    batch = LazyModule("specdemo.racing.batch")
 
 GROUPS_HELP = "How many groups of prompts are decoded at each size."
 SIZES_HELP = "Numbers of readers, separated by commas."
@@ -26,7 +26,7 @@ ALONE = "none"  # the target alone
 KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} tokens" for k in (2, 3, 4, 8)}}
 
 
-class Readers(Study):
+class BatchStudy(Study):
     """A pass of the target reads all of its weights, for one prompt or for sixteen, so a server decodes several prompts
     at once. Drafted tokens take the same room in a pass as further prompts do. This view writes texts for 1 to 16
     readers at once, with and without the drafter, and says from how many readers on drafting no longer pays.
@@ -37,12 +37,12 @@ class Readers(Study):
     summary = "Time 1 to 16 prompts at once, with and without a drafter, and say from how many on it no longer pays."
     fields = (
         DRAFTER,
-        Field("k", "Draft length K", "choice", AUTO, choices=KS, only=FORM),
-        replace(SETTINGS["k"], value=AUTO, only=COMMAND),
+        Field("k", "Draft length K", "choice", AUTO, choices=KS, shown_in=FORM),
+        replace(SETTINGS["k"], value=AUTO, shown_in=COMMAND),
         temperature_field(0.0),
         Field("repeats", "Groups of prompts", "whole", 4, 2, 20, help=GROUPS_HELP),
-        replace(NEW_TOKENS, value=32, typed=48),
-        Field("sizes", "Readers at once", "wholes", "1,2,4,8,16", help=SIZES_HELP, only=COMMAND),
+        replace(NEW_TOKENS, value=32, cli_default=48),
+        Field("sizes", "Readers at once", "wholes", "1,2,4,8,16", help=SIZES_HELP, shown_in=COMMAND),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
     heading = "All figures, and their 95% intervals over groups of prompts"
@@ -62,7 +62,7 @@ class Readers(Study):
             raise BadInput(f"There can be 1 to {MOST_READERS} readers at once.")
         self.settings = settings_in({**asked, "k": read_k(str(asked["k"]))})
         self.prompts_read = self.readable(self.prompts("domains"))
-        self.groups: list[Group] = []
+        self.groups: list[BatchRun] = []
         self.steps = 2 * len(self.sizes) * asked["repeats"]
 
     def run(self) -> Iterator[str]:
@@ -83,7 +83,7 @@ class Readers(Study):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BatchRun:
     """Some prompts decoded at once. Tokens, rounds and seconds are those while all of them were decoded."""
 
     size: int
@@ -101,7 +101,7 @@ def group_of(ids: Sequence[Sequence[int]], size: int, repeat: int) -> list[Seque
 
 def decode_group(
     loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, repeat: int
-) -> Group:
+) -> BatchRun:
     """Decode prompts at once, until the first of them ends.
 
     Raises:
@@ -116,10 +116,10 @@ def decode_group(
                 break
             elif isinstance(event, batch.Failed):
                 raise event.error
-    return Group(len(prompts), drafter, repeat, tokens, rounds, seconds)
+    return BatchRun(len(prompts), drafter, repeat, tokens, rounds, seconds)
 
 
-def summarise(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def summarise(groups: Sequence[BatchRun]) -> list[dict[str, Any]]:
     """A row for each number of readers, alone and with the drafter. `speedup` is of the groups in pairs, None alone."""
     rows, in_order = [], sorted(groups, key=lambda group: (group.size, group.drafter != ALONE))
     for size, drafter in dict.fromkeys((group.size, group.drafter) for group in in_order):
@@ -137,7 +137,7 @@ def summarise(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def _rate(group: Group) -> float:
+def _rate(group: BatchRun) -> float:
     return group.tokens / group.seconds
 
 
@@ -164,12 +164,12 @@ def _crossing(found: Sequence[tuple[int, Spread]], drafter: str) -> str:
         size, spread = found[losing - 1]
         sure = spread.low is None or spread.low > 1
         pays = "pays" if sure else "seems to pay, which can be chance,"
-        words.append(f"{drafter} {pays} for up to {_readers(size)} here ({_told(spread)}).")
+        words.append(f"{drafter} {pays} for up to {_readers(size)} here ({_times(spread)}).")
     if losing < len(found):
         size, spread = found[losing]
         sure, named = spread.high is None or spread.high < 1, "it" if losing else drafter
         advice = f"do not speculate with {named} here" if sure else f"{named} seems not to pay, which can be chance"
-        words.append(f"From {_readers(size)} on, {advice} ({_told(spread)}).")
+        words.append(f"From {_readers(size)} on, {advice} ({_times(spread)}).")
     return " ".join(words)
 
 
@@ -177,6 +177,6 @@ def _readers(size: int) -> str:
     return "1 reader" if size == 1 else f"{size} readers"
 
 
-def _told(spread: Spread) -> str:
+def _times(spread: Spread) -> str:
     interval = "" if spread.low is None else f", {spread.low:.2f} to {spread.high:.2f}"
     return f"{spread.mean:.2f} times the tokens of the target alone{interval}"

@@ -111,7 +111,7 @@ class Remembering(Runner):
             self.passes += 1
             captured = self.real.hidden_states
             kept = [None] * count if captured is None else captured[-count:]
-            # A pass of another length may round otherwise, and no text may be told in two ways.
+            # A pass of another length may round otherwise, and no text may have two rows of logits.
             rows = [self._rows.get(text, row) for text, row in zip(texts, zip(logits, kept, strict=True), strict=True)]
             if self._held < ROOM:
                 self._rows.update(zip(texts, rows, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 from .diagnosis import Diagnosis
 from .statistics import Spread
-from .tables import Table, told
+from .tables import Table, format_value
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -80,8 +80,8 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
 def facts(found: Diagnosis) -> list[str]:
     """The figures that are one number each, as sentences."""
     lines, round_ = [], found.round
-    lines += [f"Speed-up: {told(found.speed_up, '.2f')}."] * (found.speed_up is not None)
-    lines.append(f"Tokens a round: {told(found.tokens_per_round, '.2f')}.")
+    lines += [f"Speed-up: {format_value(found.speed_up, '.2f')}."] * (found.speed_up is not None)
+    lines.append(f"Tokens a round: {format_value(found.tokens_per_round, '.2f')}.")
     if found.often is not None:
         lines.append(f"Rounds with a draft: {found.often:.0%}.")
     if round_["ms"] is not None:
@@ -91,7 +91,7 @@ def facts(found: Diagnosis) -> list[str]:
     if round_["cost"] is not None:
         lines.append(
             f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs "
-            f"{told(round_['cost'], '.2f')} of them and needs as many tokens to break even."
+            f"{format_value(round_['cost'], '.2f')} of them and needs as many tokens to break even."
         )
     if found.break_even["alpha"] is not None:
         lines.append(f"If all positions passed alike, {found.break_even['alpha']:.0%} of the tested guesses would do.")
@@ -162,4 +162,4 @@ def _cell(value: Any, form: str) -> str:
             '<rect width="100" height="10" fill="#8884"/>'
             f'<rect width="{100 * min(1.0, share):.1f}" height="10" fill="#0072b2"/></svg>'
         )
-    return f"<td>{escape(told(value, form))}{bar}</td>"
+    return f"<td>{escape(format_value(value, form))}{bar}</td>"

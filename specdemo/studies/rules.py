@@ -151,7 +151,7 @@ def _block(p: Tensor, q: Tensor, ratio: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class RuleResult:
     """A rule with so many children: the chance that it accepts one, and how far from p what it emits is.
 
     `off` is the total variation.
@@ -163,7 +163,7 @@ class Tested:
     off: float
 
 
-def each_rule(p: Tensor, q: Tensor) -> Iterator[Tested]:
+def each_rule(p: Tensor, q: Tensor) -> Iterator[RuleResult]:
     """Every rule with the drafter's likeliest tokens as children, from p and q [V].
 
     "Draw from p" is the rule here, for match and for rejection sampling: where the target's own draw is a child, the
@@ -176,7 +176,7 @@ def each_rule(p: Tensor, q: Tensor) -> Iterator[Tested]:
     for size in SIZES:
         for rule in (OWN_DRAW, IN_TURN, BY_RATIO):
             accepted, emitted = emitted_with(p, q, likeliest[:size], rule)
-            yield Tested(rule, size, accepted, float((emitted - p).abs().sum() / 2))
+            yield RuleResult(rule, size, accepted, float((emitted - p).abs().sum() / 2))
 
 
 def emitted_with(p: Tensor, q: Tensor, children: Sequence[int], rule: str) -> tuple[float, Tensor]:

@@ -13,14 +13,14 @@ from math import inf, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..system.imports import Later
+from ..system.imports import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np
     from scipy import special
 else:
-    np = Later("numpy")
-    special = Later("scipy.special")
+    np = LazyModule("numpy")
+    special = LazyModule("scipy.special")
 
 Name = TypeVar("Name", bound=Hashable)
 Array: TypeAlias = "np.ndarray"

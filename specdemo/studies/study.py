@@ -23,15 +23,17 @@ ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if
 ONE_DRAFTER = "The drafter; by default the preset's own. `none` is the target alone."
 DRAFTER = Field("drafter", "Drafter", "drafter", choices=ABLE, help=ONE_DRAFTER)
 SEVERAL_DRAFTERS = "Drafters, separated by commas; by default all that can run."
-DRAFTERS = Field("drafters", "Drafters", "drafters", choices=ABLE, said="drafter", help=SEVERAL_DRAFTERS, typed="")
+DRAFTERS = Field(
+    "drafters", "Drafters", "drafters", choices=ABLE, in_sentences="drafter", help=SEVERAL_DRAFTERS, cli_default=""
+)
 EXAMPLE = "Such as http://127.0.0.1:8080"
 SEA = "Tell me about the sea."
 PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to say to the model.")
 MOST = "The most tokens of each text."
-NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, typed=64)
-SEED, RULE = (replace(SETTINGS[name], only=COMMAND) for name in ("seed", "rule"))
+NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, cli_default=64)
+SEED, RULE = (replace(SETTINGS[name], shown_in=COMMAND) for name in ("seed", "rule"))
 PROMPT_FILE = Field(
-    "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", only=COMMAND
+    "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", shown_in=COMMAND
 )
 
 
@@ -53,12 +55,12 @@ def temperature_field(value: float, low: float = 0) -> Field:
 
 def prompt_fields(file: str, value: int, high: int) -> tuple[Field, Field]:
     """The prompts of a study: how many of a file that ships on the form, any file on the command line."""
-    of_form = Field("prompts", "Prompts per category", "whole", value, 1, high, only=FORM)
+    of_form = Field("prompts", "Prompts per category", "whole", value, 1, high, shown_in=FORM)
     return of_form, replace(PROMPT_FILE, value=PROMPT_FILES / f"{file}.jsonl")
 
 
 class Study:
-    """One question of the Lab: its words and fields, how it is measured, and what is told of it.
+    """One question of the Lab: its words and fields, how it is measured, and what is said of it.
 
     An instance is one measurement, of a loaded preset. `done` of its `steps` steps are over.
 
@@ -87,7 +89,7 @@ class Study:
     def form(cls, servers: bool = True) -> list[Field]:
         """The fields of the form; without `servers` those for a page whose visitors may not name any."""
         hidden = set() if servers else cls._of_servers()
-        return [field for field in cls.fields if field.only != COMMAND and field.name not in hidden]
+        return [field for field in cls.fields if field.shown_in != COMMAND and field.name not in hidden]
 
     @classmethod
     def _of_servers(cls) -> set[str]:
@@ -98,7 +100,7 @@ class Study:
     @classmethod
     def options(cls) -> list[Field]:
         """The fields of the command."""
-        return [field for field in cls.fields if field.only != FORM]
+        return [field for field in cls.fields if field.shown_in != FORM]
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class Study:
         return {field.name: field.read(values.get(field.name)) for field in cls.form() if field.name not in optional}
 
     @classmethod
-    def told(cls, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def without_secrets(cls, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What may be kept of what was asked: neither addresses nor keys."""
         secret = {field.name for field in cls.fields if field.kind in OF_SERVERS}
         return {name: value for name, value in asked.items() if name not in secret}

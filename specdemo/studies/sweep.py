@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.events import engine_seconds
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
-from ..system.imports import Later
+from ..system.imports import LazyModule
 from ..types import COMMAND, FORM, MATCH, MAX_K, BadInput, Field, Settings
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
 from .study import DRAFTERS, NEW_TOKENS, RULE, Study, prompt_fields
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..racing import lanes, race
 else:
-    lanes, race = Later("specdemo.racing.lanes"), Later("specdemo.racing.race")
+    lanes, race = LazyModule("specdemo.racing.lanes"), LazyModule("specdemo.racing.race")
 
 KS = (0, 1, 2, 4, 8, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
@@ -45,12 +45,14 @@ class Sweep(Study):
     title = "Which K, which temperature"
     summary = "Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."
     fields = (
-        Field("vary", "What to vary", "choice", K_SWEEP, choices=SWEEPS, only=FORM),
+        Field("vary", "What to vary", "choice", K_SWEEP, choices=SWEEPS, shown_in=FORM),
         DRAFTERS,
-        Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K, only=FORM),
-        Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2, only=FORM),
-        Field("ks", "Values of K", "wholes", "0,1,2,4,8,16", help=SEVERAL_KS, only=COMMAND),
-        Field("temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", only=COMMAND),
+        Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K, shown_in=FORM),
+        Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2, shown_in=FORM),
+        Field("ks", "Values of K", "wholes", "0,1,2,4,8,16", help=SEVERAL_KS, shown_in=COMMAND),
+        Field(
+            "temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", shown_in=COMMAND
+        ),
         Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=ONE_IS_ENOUGH, help="Samples per prompt."),
         *prompt_fields("easy-hard", 4, 4),
         NEW_TOKENS,
@@ -59,7 +61,7 @@ class Sweep(Study):
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.runs: list[Run] = []
+        self.runs: list[SweepRun] = []
         self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
         if "vary" not in asked:
             self.ks, self.temperatures = self.given("ks temperatures")
@@ -104,10 +106,22 @@ class Sweep(Study):
             for index, (drafter, k) in enumerate([*cases[first:], *cases[:first]]):
                 settings = self.settings(k, temperature, seed)
                 plain, stats = _race(loaded, drafter, prompt_ids[prompt.id], settings, (turn + index) % 2 == 1)
-                run = Run(
-                    *(prompt.id, prompt.category, drafter, k, temperature, seed),
-                    *(stats.tokens, stats.rounds, stats.drafted, stats.tested, stats.accepted, stats.seconds),
-                    *(stats.tokens_per_second, plain.tokens_per_second, stats.pace.to(plain.pace)),
+                run = SweepRun(
+                    prompt.id,
+                    prompt.category,
+                    drafter,
+                    k,
+                    temperature,
+                    seed,
+                    stats.tokens,
+                    stats.rounds,
+                    stats.drafted,
+                    stats.tested,
+                    stats.accepted,
+                    stats.seconds,
+                    stats.tokens_per_second,
+                    plain.tokens_per_second,
+                    stats.pace.to(plain.pace),
                 )
                 self.runs.append(run)
                 self.done += 1
@@ -143,7 +157,7 @@ class Sweep(Study):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SweepRun:
     """One text with a drafter, and the pace of the target alone, which wrote its own text in turns.
 
     `tokens_per_second`, `alone` and `speedup` leave out the prompt (`stats.Pace`), None of a text of one token.
@@ -180,13 +194,13 @@ def _race(
     return stats[PLAIN], stats[SPECULATIVE]
 
 
-def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summarise(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
     """A row for each category, temperature, drafter and K: every figure as a `Spread`, None where there is none.
 
     Speeds and speed-ups are geometric means, rates are over all texts together; the intervals are over prompts, or over
     the seeds of a single prompt. The rows of the target alone, K = 0, are over all the texts it wrote.
     """
-    groups: dict[tuple[str, float, str, int | str], list[Run]] = {}
+    groups: dict[tuple[str, float, str, int | str], list[SweepRun]] = {}
     for run in runs:
         for drafter, k in ((ALONE, 0), (run.drafter, run.k)):
             groups.setdefault((run.category, run.temperature, drafter, k), []).append(run)
@@ -201,7 +215,7 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _figures(runs: Sequence[Run], drafter: str) -> dict[str, Any]:
+def _figures(runs: Sequence[SweepRun], drafter: str) -> dict[str, Any]:
     units = _units(runs)
     if drafter == ALONE:
         speeds = {unit: [run.alone for run in mine if run.alone] for unit, mine in units.items()}
@@ -213,7 +227,7 @@ def _figures(runs: Sequence[Run], drafter: str) -> dict[str, Any]:
             "runs": len(runs),
         }
 
-    def rate(part: Callable[[Run], int], whole: Callable[[Run], int], most: float = 1.0) -> Spread | None:
+    def rate(part: Callable[[SweepRun], int], whole: Callable[[SweepRun], int], most: float = 1.0) -> Spread | None:
         return pooled_rate([(sum(map(part, mine)), sum(map(whole, mine))) for mine in units.values()], most)
 
     speeds = {unit: [run.tokens_per_second for run in mine if run.tokens_per_second] for unit, mine in units.items()}
@@ -227,17 +241,17 @@ def _figures(runs: Sequence[Run], drafter: str) -> dict[str, Any]:
     }
 
 
-def _units(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def _units(runs: Sequence[SweepRun]) -> dict[str, list[SweepRun]]:
     """The runs by prompt, or by seed if there is only one."""
     several = len({run.prompt_id for run in runs}) > 1
     return grouped(runs, lambda run: run.prompt_id if several else str(run.seed))
 
 
-def _speedups(runs: Sequence[Run]) -> dict[str, list[float]]:
+def _speedups(runs: Sequence[SweepRun]) -> dict[str, list[float]]:
     return {unit: [run.speedup for run in mine if run.speedup] for unit, mine in _units(runs).items()}
 
 
-def best_k(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def best_k(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
     """For each category, temperature and drafter the fastest `k`, the others that are `tied` with it, and a `sentence`.
 
     K = 0, do not speculate, is one of them: the target alone has the speed-up 1 on every prompt. Ties are
@@ -255,7 +269,7 @@ def best_k(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def _best(where: str, by_k: Mapping[int | str, Sequence[Run]]) -> dict[str, Any]:
+def _best(where: str, by_k: Mapping[int | str, Sequence[SweepRun]]) -> dict[str, Any]:
     logs = {k: found for k, runs in by_k.items() if (found := log_means(_speedups(runs)))}
     if not logs:
         return {"k": 0, "tied": [], "speedup": None, "sure": False, "sentence": f"{where}: no text is long enough."}
@@ -291,8 +305,8 @@ def _temperature_words(rows: Rows) -> Iterator[str]:
             found.setdefault((row["drafter"], row["category"]), []).append(row)
     for (drafter, category), mine in found.items():
         low, high = (pick(mine, key=lambda row: row["speedup"].mean) for pick in (min, max))
-        told = "; where it is below 1, do not speculate" if low["speedup"].mean < 1 else ""
+        advice = "; where it is below 1, do not speculate" if low["speedup"].mean < 1 else ""
         yield (
             f"{drafter} on {category} prompts: from {high['speedup'].mean:.2f}× at T = {high['temperature']:g} to "
-            f"{low['speedup'].mean:.2f}× at T = {low['temperature']:g}{told}."
+            f"{low['speedup'].mean:.2f}× at T = {low['temperature']:g}{advice}."
         )

@@ -41,11 +41,11 @@ class Table:
 
 def table(title: str, columns: Sequence[tuple[str, str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
     """Columns are (key in a row, heading, format)."""
-    cells = [[told(row.get(key), form) for key, _, form in columns] for row in rows]
+    cells = [[format_value(row.get(key), form) for key, _, form in columns] for row in rows]
     return Table(title, [key for key, *_ in columns], [heading for _, heading, _ in columns], cells)
 
 
-def told(value: Any, form: str = "", nothing: str = "–") -> str:
+def format_value(value: Any, form: str = "", nothing: str = "–") -> str:
     """A value in words: a `Spread` with its interval, `nothing` for None; text stays as it is.
 
     The format is one of Python's or of `FORMATS`; those of `report` that end in a bar draw none here.
@@ -53,8 +53,8 @@ def told(value: Any, form: str = "", nothing: str = "–") -> str:
     if value is None or isinstance(value, str):
         return nothing if value is None else value
     if isinstance(value, Spread):
-        interval = "" if value.low is None else f" ({told(value.low, form)} to {told(value.high, form)})"
-        return told(value.mean, form) + interval
+        mean, low, high = (format_value(each, form) for each in (value.mean, value.low, value.high))
+        return mean if value.low is None else f"{mean} ({low} to {high})"
     return FORMATS[form](value) if form in FORMATS else f"{value:{form.rstrip('|')}}"
 
 
@@ -137,5 +137,5 @@ def markdown_table(rows: Rows, columns: Columns) -> list[str]:
 
 def _lines(rows: Rows, columns: Columns) -> list[list[str]]:
     read = [column if isinstance(column, tuple) else (name, column) for name, column in columns.items()]
-    cells = ([told(of(row) if callable(of) else row.get(of), shape, "-") for of, shape in read] for row in rows)
+    cells = ([format_value(of(row) if callable(of) else row.get(of), shape, "-") for of, shape in read] for row in rows)
     return [[*columns], *cells]

@@ -26,7 +26,7 @@ class Written:
     """One text and its figures.
 
     `rounds` are all after the first token, `drafts` those with a draft. `drafts` and `places` are None where they are
-    not told.
+    unknown.
     """
 
     tokens: Sequence[Token]
@@ -88,18 +88,18 @@ class ServerWriter(Writer):
         return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)
 
 
-def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: ServerReport) -> Written:
+def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerReport) -> Written:
     """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
-    found = _of_events(events, tokens, told.notes)
+    found = _of_events(events, tokens, report.notes)
     if found.drafted is not None:
         return found
-    rounds = found.rounds if told.accepted is None else max(len(tokens) - 1 - told.accepted, 1)
+    rounds = found.rounds if report.accepted is None else max(len(tokens) - 1 - report.accepted, 1)
     places = None
-    if told.by_position and told.rounds:
-        full = told.drafted == told.rounds * len(told.by_position)  # then one is tested if those before it passed
-        reached = [told.rounds, *told.by_position]
-        places = [(reached[place] if full else None, count) for place, count in enumerate(told.by_position)]
-    return Written(tokens, found.stats, rounds, told.rounds, told.drafted, places, told.notes)
+    if report.by_position and report.rounds:
+        full = report.drafted == report.rounds * len(report.by_position)  # then one is tested if those before it passed
+        reached = [report.rounds, *report.by_position]
+        places = [(reached[place] if full else None, count) for place, count in enumerate(report.by_position)]
+    return Written(tokens, found.stats, rounds, report.rounds, report.drafted, places, report.notes)
 
 
 def _of_events(events: Sequence[Event], tokens: Sequence[Token] | None = None, notes: Sequence[str] = ()) -> Written:

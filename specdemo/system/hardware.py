@@ -23,7 +23,9 @@ CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
 CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how much of that is cached files
     ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
     (
-        *("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
         ("total_active_file", "total_inactive_file"),
     ),
 )

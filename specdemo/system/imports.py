@@ -27,7 +27,7 @@ def import_quickly(name: str) -> ModuleType:
     return module
 
 
-class Later:
+class LazyModule:
     """A module that is imported at the first use of a name in it.
 
     Type checkers see the import that stands beside it under `TYPE_CHECKING`.

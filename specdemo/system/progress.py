@@ -23,13 +23,13 @@ _tell: ContextVar[Tell | None] = ContextVar("tell", default=None)
 
 
 @contextmanager
-def attended(stopped: Callable[[], bool], told: Tell | None = None) -> Iterator[None]:
-    """Within this context work ends with `Stopped` soon after `stopped` returns true; `told` gets what it reports.
+def attended(stopped: Callable[[], bool], report: Tell | None = None) -> Iterator[None]:
+    """Within this context work ends with `Stopped` soon after `stopped` returns true; `report` gets its messages.
 
-    Contexts can be nested: each `stopped` can stop the work, and the innermost `told` gets the reports.
+    Contexts can be nested: each `stopped` can stop the work, and the innermost `report` gets them.
     """
     stopping = _stopped.set((*_stopped.get(), stopped))
-    telling = _tell.set(told or _tell.get())
+    telling = _tell.set(report or _tell.get())
     try:
         yield
     finally:
@@ -38,8 +38,8 @@ def attended(stopped: Callable[[], bool], told: Tell | None = None) -> Iterator[
 
 
 def tell(words: str) -> None:
-    if told := _tell.get():
-        told(words)
+    if report := _tell.get():
+        report(words)
 
 
 def check_stopped() -> None:

@@ -26,7 +26,7 @@ def with_attend(attend: Callable[..., torch.Tensor]) -> ModuleType:
 
 
 def each_by_itself(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.RowPlaces, **look: Any
 ) -> torch.Tensor:
     """Attention of each token by itself, to what it sees and nothing besides."""
     found = []
@@ -36,18 +36,20 @@ def each_by_itself(
     return torch.cat(found)
 
 
-def stretched(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any) -> torch.Tensor:
+def stretched(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.RowPlaces, **look: Any
+) -> torch.Tensor:
     """Attention that grows with the number of tokens that are read together."""
     return ops.attend(q, keys, values, rows, **look) * (1 + len(q) / 20)
 
 
-def blind(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any) -> torch.Tensor:
+def blind(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.RowPlaces, **look: Any) -> torch.Tensor:
     """Attention in which no token sees itself."""
     return ops.attend(q, keys, values, rows._replace(seen=rows.seen.scatter(1, rows.slots[:, None], False)), **look)
 
 
 def of_the_pass(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed, **look: Any
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.RowPlaces, **look: Any
 ) -> torch.Tensor:
     """Attention to all tokens of the pass that come before, in the branch or not."""
     everything = torch.arange(keys.shape[1]) <= rows.slots[:, None]

@@ -142,7 +142,7 @@ class ByAddress:
 
 def apart(
     x: Tensor, keys: Tensor, values: Tensor, where: Tensor, paths: Tensor, depths: Tensor, apart: bool
-) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], ops.Placed]]:
+) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], ops.RowPlaces]]:
     """The rows of a cache, or each of the rows of several, with its keys and values and where it stands there."""
     size = 1 if apart else len(x)
     for row in range(0, len(x), size):

@@ -204,7 +204,10 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
 
 def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
     study = Doctor(Scripted(DRAFTED, 0.1), Scripted(ALONE, 0.1), SMALL)
-    study.crowds = [doctors.Crowd(1, 4, 100, 1.0, 100, 1.5), doctors.Crowd(8, 8, 100, 1.5, 100, 1.0)]
+    study.concurrent_runs = [
+        doctors.ConcurrentRun(1, 4, 100, 1.0, 100, 1.5),
+        doctors.ConcurrentRun(8, 8, 100, 1.5, 100, 1.0),
+    ]
     for context, seconds in ((256, 0.1), (1024, 0.2)):
         pair = written(DRAFTED, seconds), written(ALONE, 0.1)
         study.samples.append(Sample(study.prompts[0], *pair, context=context))

@@ -69,11 +69,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("texts", "at", "samples", "crowds"),
+    ("texts", "at", "samples", "concurrent_runs"),
     [(0, "warm-up.", 0, 0), (4, "prompts.", 3, 0), (9 + 6, "requests once.", 8, 1)],
 )
 def test_when_the_time_is_over_it_ends_with_what_it_has(
-    clock: SimpleNamespace, texts: int, at: str, samples: int, crowds: int
+    clock: SimpleNamespace, texts: int, at: str, samples: int, concurrent_runs: int
 ) -> None:
     def slow(number: int) -> None:
         clock.now += 0.01
@@ -81,7 +81,7 @@ def test_when_the_time_is_over_it_ends_with_what_it_has(
             clock.now = 61.0
 
     study, found = examined(Scripted(DRAFTED, 0.1, slow), Scripted(ALONE, 0.1), replace(SMALL, seconds=60.0))
-    assert (len(study.samples), len(study.crowds)) == (samples, crowds)
+    assert (len(study.samples), len(study.concurrent_runs)) == (samples, concurrent_runs)
     assert [tells(sentence, f"60 {at}") for sentence in found.left_out] == [True]
     assert tells(found.verdict, "Nothing measured") or samples
     assert html_report(found)
@@ -307,7 +307,7 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     assert before is not None
     assert now is not None
     counted = now.since(before)
-    texts = sum(len(sample.with_drafts.tokens) for sample in study.samples) + study.crowds[0].tokens
+    texts = sum(len(sample.with_drafts.tokens) for sample in study.samples) + study.concurrent_runs[0].tokens
     assert counted.tokens == texts + doctors.WARM_UP_TOKENS
     assert counted.accepted >= sum(row["accepted"] for row in found.positions) >= 0
     assert len(found.samples) == len(found.kinds) == 3

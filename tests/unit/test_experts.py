@@ -29,7 +29,7 @@ from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
 from specdemo.racing.figures import bytes_of, experts_counted, experts_read
 from specdemo.racing.race import decoding_of, start
-from specdemo.racing.stats import Tested as Draft  # pytest would collect a Tested
+from specdemo.racing.stats import DraftCounts
 from specdemo.racing.verdict import judge_lane
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.types import Settings
@@ -241,7 +241,7 @@ def test_a_pass_over_more_rows_reads_more_experts() -> None:
     assert told[1].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
     environment["experts"] |= {"read": {"1": 2.0, "3": 3.5, "4": 3.75}}
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9), "no draft is told"
-    lane = replace(lane, drafts_tested=[Draft(3, 3, 3)] * 12 + [Draft(2, 2, 2)] * 4)
+    lane = replace(lane, drafts_tested=[DraftCounts(3, 3, 3)] * 12 + [DraftCounts(2, 2, 2)] * 4)
     read = (12 * 3.75 + 4 * 3.5 + 4 * 2.0) / 20  # four rounds had no draft
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * read) * 1e9)
     told = [value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")]

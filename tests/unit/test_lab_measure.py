@@ -16,7 +16,7 @@ from specdemo.studies.domains import CATEGORY, Domains
 from specdemo.studies.profile import Timing, costs, in_words, profile, steps
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
-from specdemo.studies.sweep import Run, Sweep, best_k, summarise
+from specdemo.studies.sweep import Sweep, SweepRun, best_k, summarise
 from specdemo.studies.tables import text_table, write_csv, write_json
 from specdemo.types import BadInput
 from tests.harness.classes import Loaded
@@ -151,9 +151,9 @@ def test_a_sweep_that_cannot_run_is_refused_before_it_starts(loaded: Loaded) -> 
 
 def run(
     prompt: str, seed: int, k: int, speed: float, speedup: float | None, tested: int = 10, accepted: int = 5
-) -> Run:
+) -> SweepRun:
     figures = *(21, 10, 2 * tested, tested, accepted, 2.0), speed, speed / speedup if speedup else None, speedup
-    return Run(prompt, "easy", "ngram", k, 0.0, seed, *figures)
+    return SweepRun(prompt, "easy", "ngram", k, 0.0, seed, *figures)
 
 
 def test_a_summary_by_hand() -> None:
@@ -185,7 +185,7 @@ def test_an_interval_does_not_reach_below_zero() -> None:
     assert (share.low, share.high) == (pytest.approx(0.95 - 12.706 * 0.05, abs=1e-4), 1)
 
 
-def runs_of(**speedups: list[float]) -> list[Run]:
+def runs_of(**speedups: list[float]) -> list[SweepRun]:
     """Runs by K, with a speed-up for each prompt."""
     return [run(str(n), 0, int(k[1:]), 10, s) for k, values in speedups.items() for n, s in enumerate(values)]
 
@@ -201,7 +201,7 @@ def runs_of(**speedups: list[float]) -> list[Run]:
         (runs_of(k1=[0.8, 1.1, 0.9]), 0, [1], False, "K 1."),
     ],
 )
-def test_the_best_k(runs: list[Run], k: int, tied: list[int], sure: bool, words: str) -> None:
+def test_the_best_k(runs: list[SweepRun], k: int, tied: list[int], sure: bool, words: str) -> None:
     (best,) = best_k(runs)
     assert (best["k"], best["tied"], best["sure"]) == (k, tied, sure)
     assert tells(best["sentence"], words)

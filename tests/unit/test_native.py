@@ -164,17 +164,17 @@ def test_a_pass_beyond_the_cache_is_refused():
     runner.prefill(PROMPT)
     layers, cache = runner.together.layers, runner._cache
     assert isinstance(cache, native.NativeCache)
-    layers.run(torch.ones(1, 32), [native.Rows(cache, cache.capacity - 1, 1)])
+    layers.run(torch.ones(1, 32), [native.NativeRows(cache, cache.capacity - 1, 1)])
     with refuses(ValueError, f"{cache.capacity} 2 {cache.capacity - 1}."):
-        layers.run(torch.ones(2, 32), [native.Rows(cache, cache.capacity - 1, 2)])
+        layers.run(torch.ones(2, 32), [native.NativeRows(cache, cache.capacity - 1, 2)])
     with refuses(ValueError, "32 (2, 16)"):
-        layers.run(torch.ones(2, 16), [native.Rows(cache, 0, 2)])
+        layers.run(torch.ones(2, 16), [native.NativeRows(cache, 0, 2)])
     with refuses(ValueError, "second x,"):
-        layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], second_input=torch.ones(2, 32))
+        layers.run(torch.ones(2, 32), [native.NativeRows(cache, 0, 2)], second_input=torch.ones(2, 32))
     with refuses(ValueError, "outputs x, 2."):
-        layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], {0: torch.ones(1, 32)})
+        layers.run(torch.ones(2, 32), [native.NativeRows(cache, 0, 2)], {0: torch.ones(1, 32)})
     with refuses(ValueError, "32 (2, 16)"):
-        layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], {0: torch.ones(2, 16)})
+        layers.run(torch.ones(2, 32), [native.NativeRows(cache, 0, 2)], {0: torch.ones(2, 16)})
     with refuses(ValueError, f"60 {len(PROMPT)}; 53"):
         runner.forward([1] * 53)
 

@@ -11,7 +11,7 @@ import pytest
 
 from specdemo.decoding.adaptive_k import best_length
 from specdemo.drafters.ngram import Ngram
-from specdemo.studies.readers import Group, in_words, summarise
+from specdemo.studies.readers import BatchRun, in_words, summarise
 from specdemo.types import DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("loads_once")
 Run = Callable[..., tuple[int, str, str]]
 
 
-def groups(speed: Callable[[int], float], with_drafter: Callable[[int, int], float]) -> list[Group]:
+def groups(speed: Callable[[int], float], with_drafter: Callable[[int, int], float]) -> list[BatchRun]:
     """Of 100 tokens in 3 repeats, from the tokens per second of all without a drafter and the ratio with it."""
     made = []
     for size in (1, 4, 16):
         for repeat in range(3):
             rate = speed(size) * (1 + 0.01 * repeat)
-            made.append(Group(size, "none", repeat, 100, 100, 100 / rate))
-            made.append(Group(size, "eagle", repeat, 100, 40, 100 / (rate * with_drafter(size, repeat))))
+            made.append(BatchRun(size, "none", repeat, 100, 100, 100 / rate))
+            made.append(BatchRun(size, "eagle", repeat, 100, 40, 100 / (rate * with_drafter(size, repeat))))
     return made
 
 

@@ -16,7 +16,7 @@ from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Prefilled
 from specdemo.racing import memory as memories
 from specdemo.racing.asked import DraftedLane, Request
-from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, remembered_by, remembering, told_by
+from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering
 from specdemo.racing.race import asked_again
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry
@@ -175,13 +175,13 @@ def test_a_trace_says_how_much_its_drafter_remembered() -> None:
     plain, drafted = header()["lanes"]
     assert "remembered" not in plain
     assert drafted["remembered"] == 3
-    sentence = told_by([plain, drafted])
+    sentence = memory_note([plain, drafted])
     assert tells(sentence, "3 remembered")
     first = Entry("plain", with_text(Prefilled(1, Token(0, TokenKind.TARGET, 1.0), 0.1), ("a",)))
     assert playable(header(), [first])["note"] == sentence
-    assert told_by([plain]) == ""
+    assert memory_note([plain]) == ""
     for wrong in (None, "3", True, -1, 10**5000, [3]):
-        assert told_by([{**drafted, "remembered": wrong}]) == ""
+        assert memory_note([{**drafted, "remembered": wrong}]) == ""
 
 
 def test_a_race_with_memory_is_run_again_only_where_drafts_do_not_change_the_text() -> None:

@@ -15,10 +15,10 @@ from specdemo.models.loaded import load
 from specdemo.models.package_index import PartWheel
 from specdemo.models.presets import find_preset, load_presets, preset_of, with_head
 from specdemo.models.report import report_on, save_preset
-from specdemo.models.source import Place, Source, path_of
+from specdemo.models.source import ModelLocation, Source, path_of
 from specdemo.models.sources import Folder, Gguf, Hub, Parts, Wheel
 from specdemo.models.store import LoadError, Progress
-from specdemo.models.tables import Beside
+from specdemo.models.tables import RelativePath
 from specdemo.system.folders import cache_folder
 from specdemo.types import BadInput
 from tests.harness.models import save, tiny
@@ -33,7 +33,7 @@ class Zipped(Source):
     """A folder of `save_pretrained` in a ZIP file, made up here."""
 
     keys = ("zip",)
-    zip: Beside
+    zip: RelativePath
 
     def __str__(self) -> str:
         return str(self.zip)
@@ -42,14 +42,14 @@ class Zipped(Source):
     def named(cls, text: str) -> Source | None:
         return cls(path_of(text)) if text.endswith(".zip") else None
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> Place:
+    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         if not self.zip.is_file():
             raise LoadError(f"There is no file {self.zip}.")
         progress(None, f"unpacking {self}")
         folder = cache_folder() / self.zip.stem
         with zipfile.ZipFile(self.zip) as packed:
             packed.extractall(folder)
-        return Place(str(folder), {"source": "zip", "name": self.zip.name})
+        return ModelLocation(str(folder), {"source": "zip", "name": self.zip.name})
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     asked |= {"seeds": 1, "max_new_tokens": 64}
     monkeypatch.setattr("specdemo.racing.race.check_drafter", lambda loaded, drafter: None)
 
-    def swept(seed: int) -> tuple[list[sweeping.Run], Simulation]:
+    def swept(seed: int) -> tuple[list[sweeping.SweepRun], Simulation]:
         simulation = Simulation(seed, prompts)
         monkeypatch.setattr("specdemo.racing.race.start", simulation.start)
         study = Sweep(simulation.loaded(), asked)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ...engines.cpu.library import PackedLinear
 from ...engines.layout import Layer, Linear, swiglu
-from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, Rows
+from ...engines.native import NativeCache, NativeHead, NativeLayers, NativeRows, TreeMask
 from ...engines.ropes import Rope
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
@@ -186,11 +186,11 @@ class NativeBackend:
     def state(self) -> tuple[Tensor, ...]:
         return ()
 
-    def rows(self, parents: Sequence[int], count: int) -> Branches:
-        return Branches(self.cache.length, ancestors_of(parents))
+    def rows(self, parents: Sequence[int], count: int) -> TreeMask:
+        return TreeMask(self.cache.length, ancestors_of(parents))
 
     def run(
-        self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Branches | None = None
+        self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: TreeMask | None = None
     ) -> Tensor:
         return self.run_all([self], [x], [second_input], outputs, rows)
 
@@ -200,12 +200,12 @@ class NativeBackend:
         inputs: Sequence[Tensor],
         second_inputs: Sequence[Tensor | None],
         outputs: int,
-        tree: Branches | None = None,
+        tree: TreeMask | None = None,
     ) -> Tensor:
         """`run` for several texts with as many outputs each, one text after the other. Only a single text branches."""
         first, joined = backends[0], inputs[0][:0]
         for layers, kv_only in ((first.context, True), (first.layers, False)):
-            x, second, rows = list[Tensor](), list[Tensor](), list[Rows]()
+            x, second, rows = list[Tensor](), list[Tensor](), list[NativeRows]()
             for backend, read, other in zip(backends, inputs, second_inputs, strict=True):
                 part = slice(len(read) - outputs) if kv_only else slice(len(read) - outputs, None)
                 start = backend.cache.length if tree is None else tree.base + len(tree.ancestors) - len(read)
@@ -213,7 +213,7 @@ class NativeBackend:
                 if len(entered):
                     x.append(entered)
                     second += [] if other is None else [other[part].float()]
-                    rows.append(Rows(backend.cache, start + (part.start or 0), len(entered), tree))
+                    rows.append(NativeRows(backend.cache, start + (part.start or 0), len(entered), tree))
             if rows:
                 joined = torch.cat(x)  # a copy, which the library changes in place
                 layers.run(joined, rows, second_input=torch.cat(second) if second else None, kv_only=kv_only)

@@ -97,7 +97,15 @@ class Library:
     @classmethod
     def of(cls, functions: CDLL, dtype: torch.dtype, quantized: bool) -> Library:
         functions.run_layers.argtypes = [
-            *(POINTER(Model), c_int, POINTER(c_void_p), c_void_p, c_void_p, POINTER(Rows), c_long, c_int, c_int),
+            POINTER(Model),
+            c_int,
+            POINTER(c_void_p),
+            c_void_p,
+            c_void_p,
+            POINTER(Rows),
+            c_long,
+            c_int,
+            c_int,
             POINTER(c_long),
         ]
         functions.run_product.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]

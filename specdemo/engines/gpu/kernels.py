@@ -43,7 +43,7 @@ def usable(width: int) -> bool:
     return width in (16, 32, 64, 128, 256)
 
 
-class Placed(NamedTuple):
+class RowPaths(NamedTuple):
     """The arguments of `ops.placed`."""
 
     starts: Tensor
@@ -52,9 +52,9 @@ class Placed(NamedTuple):
     depths: Tensor
 
 
-def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> Placed:
+def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> RowPaths:
     """See `ops.placed`."""
-    return Placed(where[0], where[1], paths, depths)
+    return RowPaths(where[0], where[1], paths, depths)
 
 
 def write_kv(
@@ -63,7 +63,7 @@ def write_kv(
     rotation: tuple[Tensor, ...] | None,
     keys: Tensor,
     values: Tensor,
-    rows: Placed,
+    rows: RowPaths,
 ) -> Tensor:
     """See `ops.write_kv`."""
     (count, _), (kv_heads, capacity, width) = qkv.shape, keys.shape
@@ -72,8 +72,21 @@ def write_kv(
     cos, sin, *growth = rotation or (qkv, qkv)
     q_weight, k_weight = (norm.weight for norm in head_norms) if head_norms else (qkv, qkv)
     _write_kv[(count, heads + 2 * kv_heads)](
-        *(qkv, q, keys, values, cos, sin, growth[0] if growth else qkv, q_weight, k_weight),
-        *(rows.starts, rows.caches, rows.paths, rows.depths, capacity, head_norms[0].eps if head_norms else 0.0),
+        qkv,
+        q,
+        keys,
+        values,
+        cos,
+        sin,
+        growth[0] if growth else qkv,
+        q_weight,
+        k_weight,
+        rows.starts,
+        rows.caches,
+        rows.paths,
+        rows.depths,
+        capacity,
+        head_norms[0].eps if head_norms else 0.0,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
@@ -183,7 +196,7 @@ def attend(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Placed,
+    rows: RowPaths,
     scale: float | None = None,
     window: int = 0,
     cap: float = 0.0,
@@ -199,7 +212,15 @@ def attend(
     found = q.new_empty(chunks, count * heads, width, dtype=float32)
     peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
     _attend[(kv_heads * triton.cdiv(group, ROWS), count, chunks)](
-        *(q, keys, values, *rows, found, peak, weight, capacity, width**-0.5 if scale is None else scale),
+        q,
+        keys,
+        values,
+        *rows,
+        found,
+        peak,
+        weight,
+        capacity,
+        width**-0.5 if scale is None else scale,
         HEADS=heads,
         GROUP=group,
         WIDTH=width,
@@ -213,7 +234,12 @@ def attend(
     )
     out = q.new_empty(count, heads * width)
     _combine[(count, heads)](
-        *(found, peak, weight, rows.starts, rows.depths, out),
+        found,
+        peak,
+        weight,
+        rows.starts,
+        rows.depths,
+        out,
         WIDTH=width,
         CHUNK=chunk,
         CHUNKS=triton.next_power_of_2(chunks),

@@ -24,7 +24,13 @@ def race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> tuple[Tensor
     tokens = torch.empty(rows, parts, dtype=torch.int64, device=probs.device)
     own = ids is not None
     _race[(rows, parts)](
-        *(probs.contiguous(), keys, ids if own else tokens, times, tokens, size, rows * parts),
+        probs.contiguous(),
+        keys,
+        ids if own else tokens,
+        times,
+        tokens,
+        size,
+        rows * parts,
         OWN_IDS=own,
         BLOCK=BLOCK,
         BLOCKS=BLOCKS,

@@ -75,8 +75,16 @@ def _multiplied(
     out = x.new_empty(*lines, outer)
     programs = triton.cdiv(count, rows) if chosen is None else count, triton.cdiv(outer, columns // (1 + gated))
     _product[programs](
-        *(x, weight, x if bias is None else bias, norm.weight if norm else x, x if plus is None else plus),
-        *(x if chosen is None else chosen, out, count, outer, norm.eps if norm else 0.0),
+        x,
+        weight,
+        x if bias is None else bias,
+        norm.weight if norm else x,
+        x if plus is None else plus,
+        x if chosen is None else chosen,
+        out,
+        count,
+        outer,
+        norm.eps if norm else 0.0,
         INNER=inner,
         NORMED=norm is not None,
         BIASED=bias is not None,
@@ -193,7 +201,13 @@ def plus(x: Tensor, added: Tensor, norm: Norm | None, scale: float, shares: Tens
     (count, width), out = x.shape, torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _plus[(count,)](
-        *(x, added, x if shares is None else shares, norm.weight if norm else x, out, norm.eps if norm else 0.0, scale),
+        x,
+        added,
+        x if shares is None else shares,
+        norm.weight if norm else x,
+        out,
+        norm.eps if norm else 0.0,
+        scale,
         USED=0 if shares is None else shares.shape[1],
         WIDTH=width,
         BLOCK=block,

@@ -20,7 +20,9 @@ def choose(router: Router, scores: Tensor) -> tuple[Tensor, Tensor]:
     chosen = torch.empty_like(shares, dtype=torch.int32)
     block = triton.next_power_of_2(experts)
     _choose[(count,)](
-        *(scores, shares, chosen),
+        scores,
+        shares,
+        chosen,
         EXPERTS=experts,
         BLOCK=block,
         USED=router.used,

@@ -44,7 +44,16 @@ def grown(
     new = [table.new_empty(table.shape), *(places.new_empty(width) for _ in range(2)), real.new_empty(width)]
     new += [places.new_empty(width), torch.empty_like(read), torch.empty_like(depth)]
     _grown[(1,)](
-        *(table, places, real, read, depth, token_ids.contiguous(), shares.contiguous(), limits, *new, most_rows),
+        table,
+        places,
+        real,
+        read,
+        depth,
+        token_ids.contiguous(),
+        shares.contiguous(),
+        limits,
+        *new,
+        most_rows,
         SIZE=size,
         READ=len(places),
         CHILDREN=children,

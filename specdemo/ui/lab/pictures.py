@@ -12,7 +12,7 @@ from ...studies.check import OWN_TABLES, Check
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
-from ...studies.readers import Readers
+from ...studies.readers import BatchStudy
 from ...studies.report import TABLES
 from ...studies.statistics import Spread
 from ...studies.study import Study
@@ -146,7 +146,7 @@ def of_causes(study: Causes) -> Picture:
     return [Section("", [study.left_out] * bool(study.left_out), plots, study.tables())] if rows else []
 
 
-def of_readers(study: Readers) -> Picture:
+def of_readers(study: BatchStudy) -> Picture:
     if not study.groups:
         return []
     rows = study.rows()

@@ -75,7 +75,7 @@ class LabRun(Job):
         if able := [name for name in several if not drafter_class(name).needs(loaded.parts).missing]:
             self.asked["drafters"] = able
         study, picture = self.study(loaded, self.asked), shown_by(self.study).picture
-        self.asked = study.told(self.asked)
+        self.asked = study.without_secrets(self.asked)
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
         whole = False

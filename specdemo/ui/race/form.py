@@ -214,7 +214,7 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tok
     one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
     if auto is True:
         named["k"] = AUTO
-    Field("match", "", "switch", said="match").check(match)
+    Field("match", "", "switch", in_sentences="match").check(match)
     named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
     if more:
         first = f"{TREE if named.pop('tree') is True else ''}{whole_if_it_is(named['k'])}"

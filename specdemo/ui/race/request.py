@@ -52,7 +52,7 @@ def read_request(
         settings |= first.own_settings
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
-        Field(name, "", "switch", said=name).check(value)
+        Field(name, "", "switch", in_sentences=name).check(value)
     numbers = {name: whole_if_it_is(value) for name, value in settings.items()}
     if most_new_tokens is not None:
         tokens = SETTINGS["max_new_tokens"]

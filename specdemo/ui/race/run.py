@@ -12,7 +12,7 @@ from ...decoding.events import Round, emitted_tokens
 from ...drafters.names import DRAFTERS
 from ...racing.asked import Request, fitted
 from ...racing.figures import MEASURED
-from ...racing.memory import Memory, remembering, told_by
+from ...racing.memory import Memory, memory_note, remembering
 from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, ProgressNote, has_every_core
@@ -93,7 +93,7 @@ class RaceRun(Job):
         found = backend.outcome(loaded, request, self.entries)
         counted = {name: found.environment[name] for name in MEASURED if name in found.environment}
         self.header["environment"] |= counted
-        sentence = " ".join(filter(None, [found.sentence, note, told_by(self.header.get("lanes", ()))]))
+        sentence = " ".join(filter(None, [found.sentence, note, memory_note(self.header.get("lanes", ()))]))
         self._ended(replace(found, sentence=sentence))
 
     def _memory(self, loaded: Any) -> Memory:

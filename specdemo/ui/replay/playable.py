@@ -24,7 +24,7 @@ from ...decoding.events import Round
 from ...decoding.walk import parents_of, path_of
 from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.compare import NOTHING_YET
-from ...racing.memory import told_by
+from ...racing.memory import memory_note
 from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
@@ -73,7 +73,7 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     note = ""
     if len(names) > len(shown):
         note = f"The trace holds {len(names)} lanes; the first {len(shown)} are shown."
-    note = " ".join(filter(None, [note, told_by(header["lanes"])]))
+    note = " ".join(filter(None, [note, memory_note(header["lanes"])]))
     alone = [name for name in shown if _is_alone(held[name])][:1]
     drafting = [name for name in shown if name not in alone]
     sides = dict(zip([*alone, *drafting], SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), strict=False))
