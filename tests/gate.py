@@ -99,7 +99,7 @@ def recordings(every: bool) -> Found:
             else:
                 wrong.append(f"{path.name}: {lane} parts at token {found.first_difference + 1}, by {found.margin}")
         outcomes[said] += 1
-    return f"{told(versions)} read; again: {told(outcomes)}; sum {sum_of(texts)}", wrong
+    return f"{counts_in_words(versions)} read; again: {counts_in_words(outcomes)}; sum {sum_of(texts)}", wrong
 
 
 def texts(every: bool) -> Found:
@@ -129,7 +129,7 @@ def texts(every: bool) -> Found:
         if form != "auto":  # whose K depends on the time
             rounds += sum(isinstance(event, Round) for event in events)
             tokens += len(ids) - 1
-    figures = f"{len(chosen)} of {len(cases)} texts, {len(drafters)} drafters, T = {told_numbers(TEMPERATURES)}"
+    figures = f"{len(chosen)} of {len(cases)} texts, {len(drafters)} drafters, T = {numbers_in_words(TEMPERATURES)}"
     return f"{figures}: {tokens / rounds:.3f} tokens a round in chains and trees; sum {sum_of(alone.values())}", wrong
 
 
@@ -182,11 +182,11 @@ def python_time(every: bool) -> Found:
     return f"{'; '.join(figures)} (mean of {ROUNDS:,})", []
 
 
-def told(counts: Counter[str]) -> str:
+def counts_in_words(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
-def told_numbers(numbers: Iterable[float]) -> str:
+def numbers_in_words(numbers: Iterable[float]) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
 
 

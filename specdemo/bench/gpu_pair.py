@@ -43,7 +43,7 @@ def made_target(on: Gpu) -> PreTrainedModel:
 
 
 def paired(on: Gpu, target: PreTrainedModel, draft: PreTrainedModel) -> Pair | None:
-    """The two with captured passes; None, and an entry in the log, where these cannot be made."""
+    """The two with captured passes; None, and a row that says why, where these cannot be made."""
     graphs = slots(on, FusedModel.of(target), "the made target")
     draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
     return Pair(target, graphs, draft_graphs) if graphs and draft_graphs else None

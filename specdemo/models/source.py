@@ -96,8 +96,8 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
-        """The place of its model. It is fetched and converted now, unless `from_pretrained` can do that.
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+        """Where its model is. It is fetched and converted now, unless `from_pretrained` can do that.
 
         Args:
             dtype: of the weights; None is float32 that nobody asked for, which takes any that are kept.
@@ -173,7 +173,7 @@ class Folder(Source):
     def local(self) -> Path:
         return self.path
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         if not (self.path / "config.json").is_file():
             raise LoadError(f"There is no model in the folder {self.path}: it has no config.json.")
         return ModelLocation(str(self.path), {"source": "folder", "name": self.path.name})
@@ -211,7 +211,7 @@ class Hub(Source):
         name, _, revision = text.partition("@")
         return cls(name, revision or None)
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         progress(None, f"looking for {self} on the hub")
         commit, unreached = self.commit()  # so that every file is of this commit
         revision = commit or self.revision

@@ -80,9 +80,9 @@ class ServerWriter(Writer):
         self.dialect, self.facts = dialect, dict(dialect.facts)
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
-        lane, told = server_lane("", self.dialect, prompt, False, settings, alone)
+        lane, report = server_lane("", self.dialect, prompt, False, settings, alone)
         entries = list(race_lanes([lane]))
-        return _of_server([entry.event for entry in entries], tokens_of(entries), told)
+        return _of_server([entry.event for entry in entries], tokens_of(entries), report)
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
         return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)

@@ -57,7 +57,7 @@ LEFT_OUT = "…"
 
 
 def outcome(name: str) -> Any:
-    """What is told now, as the file of this name has it."""
+    """What is said now, as the file of this name has it."""
     found = _of_api() if name == API else _of_command(COMMANDS[name])
     if name in ADAPTS:
         return dict.fromkeys(found, LEFT_OUT)

@@ -258,7 +258,7 @@ def chains_unlike_alone(
 ) -> int:
     """Of several chains that are read in one pass, how many are not bit for bit what they are in one of their own.
 
-    Each is told by the number of tokens in its cache and of those that are read.
+    Each is given by the number of tokens in its cache and of those that are read.
     """
 
     def noise(*shape: int) -> Tensor:
@@ -277,8 +277,8 @@ def chains_unlike_alone(
         for each in ([live for live, _ in chains], apart)
     )
     straight = torch.arange(MOST_ROWS, dtype=torch.uint8).repeat(total, 1)
-    told = (part.to(device) for part in (where, straight, torch.tensor(depths, dtype=torch.uint8)))
-    rows = functions.placed(*told, capacity, apart=True)
+    on_device = (part.to(device) for part in (where, straight, torch.tensor(depths, dtype=torch.uint8)))
+    rows = functions.placed(*on_device, capacity, apart=True)
     attended = functions.attend(functions.write_kv(qkv, norms, rotation, *shared[0], rows), *shared[0], rows, **look)
     differing, begin = 0, 0
     for (live, count), cache, written in zip(chains, caches, shared, strict=True):

@@ -55,8 +55,8 @@ class Case:
 
     def __str__(self) -> str:
         readers, grammar = f"{self.readers} readers" * (self.readers > 1), "grammar" * self.grammar
-        told = self.drafter, str(self.form), self.sampling, readers, grammar, self.end, self.engine
-        return ", ".join(filter(None, told))
+        parts = self.drafter, str(self.form), self.sampling, readers, grammar, self.end, self.engine
+        return ", ".join(filter(None, parts))
 
 
 def all_cases() -> Iterator[Case]:

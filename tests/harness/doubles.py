@@ -160,8 +160,8 @@ def answering(draft: Draft, accepted: int, last: Token, target_ids: Sequence[int
     """The first `accepted` guesses passed, and this token follows them."""
     outcomes = [DraftOutcome.ACCEPTED] * accepted + [DraftOutcome.REJECTED] * (len(draft.token_ids) - accepted)
     parents = draft.parents if draft.tree else [None] * len(outcomes)
-    told = zip(draft.token_ids, outcomes, parents, strict=True)
-    guesses = tuple(DraftedToken(int(token), outcome, parent=parent) for token, outcome, parent in told)
+    rows = zip(draft.token_ids, outcomes, parents, strict=True)
+    guesses = tuple(DraftedToken(int(token), outcome, parent=parent) for token, outcome, parent in rows)
     tokens = [Token(guess.id, TokenKind.ACCEPTED) for guess in guesses[:accepted]]
     return Answer(guesses, (*tokens, last), target_ids)
 

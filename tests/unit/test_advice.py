@@ -154,9 +154,9 @@ def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
     assert tells(words, "draft-model:1 100%")
     assert lanes_verdict({"eagle:4": verdicts["eagle:4"]}) == verdicts["eagle:4"].sentence
     nothing = judge(run([]), run([]))
-    told = lanes_verdict({"a": nothing, "b": nothing})
-    assert tells(told, "lane a.")
-    assert told.endswith(nothing.sentence)
+    verdict = lanes_verdict({"a": nothing, "b": nothing})
+    assert tells(verdict, "lane a.")
+    assert verdict.endswith(nothing.sentence)
 
 
 FALLS = [round_(4, 4)] * 20 + [round_(4, 0)] * 20
@@ -175,7 +175,7 @@ def test_notes_tell_what_changes_along_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("same", "exact_rows", "told"),
+    ("same", "exact_rows", "expected"),
     [
         (False, 3, ["The on 5 K 2"]),
         (False, 0, ["The on 5"]),
@@ -186,10 +186,10 @@ def test_notes_tell_what_changes_along_the_text() -> None:
     ],
 )
 def test_a_text_that_parts_on_an_engine_that_is_not_exact(
-    same: bool | None, exact_rows: int | None, told: list[str]
+    same: bool | None, exact_rows: int | None, expected: list[str]
 ) -> None:
     found = figures([round_(4, 3)] * 40)
-    assert [*map(gist, notes(found, same, exact_rows))] == told
+    assert [*map(gist, notes(found, same, exact_rows))] == expected
     found.lane.finish_reason = None  # stopped: it is only shorter
     assert notes(found, same, exact_rows) == []
 
@@ -285,11 +285,11 @@ def test_the_bytes_of_a_pass_are_read_from_a_trace(environment: dict[str, Any], 
 def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None:
     found = figures([round_(4, 3)] * 40)
     for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
-        told = numbers(found, 3 * 10**9, rate)
-        assert by_words(told, "weights pass,") == ["3.000 GB, 300.0 GB/s"]
-        assert by_words(told, "memory's speed")[0].startswith(f"{share} alone, ")
+        rows = numbers(found, 3 * 10**9, rate)
+        assert by_words(rows, "weights pass,") == ["3.000 GB, 300.0 GB/s"]
+        assert by_words(rows, "memory's speed")[0].startswith(f"{share} alone, ")
         alone, drafted = (f"{3 * (lane.rounds + 1):.1f} GB" for lane in (found.plain, found.lane))
-        assert by_words(told, "weights text")[0].startswith(f"{alone} alone, {drafted} ")
+        assert by_words(rows, "weights text")[0].startswith(f"{alone} alone, {drafted} ")
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def test_a_perfect_draft_model_hits_whenever_it_can(k: int) -> None:
     toy = TableToy()
     toy.draft_model = toy.target
     events = run(toy, "draft-model", Settings(k=k, max_new_tokens=60, ahead=1), in_turn=True)
-    told = [event.ahead for event in events if isinstance(event, Round) and event.ahead]
-    assert len(told) > 60 // (k + 1) - 2
-    assert [each.hit for each in told] == [False] + [True] * (len(told) - 1)
+    reports = [event.ahead for event in events if isinstance(event, Round) and event.ahead]
+    assert len(reports) > 60 // (k + 1) - 2
+    assert [each.hit for each in reports] == [False] + [True] * (len(reports) - 1)
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -304,9 +304,9 @@ def test_what_cannot_be_drafted_ahead_is_refused(toy: TableToy) -> None:
 def test_auto_prepares_nothing_where_drafter_and_target_share_a_device(toy: TableToy) -> None:
     costs = costs_with({1: 1.0, MAX_K + 1: 1.0})
     events = run(toy, "draft-model", replace(SETTINGS, k=AUTO), costs=costs)
-    told = [event.ahead for event in events if isinstance(event, Round) and event.ahead]
-    assert told
-    assert not any(each.prepared for each in told)
+    reports = [event.ahead for event in events if isinstance(event, Round) and event.ahead]
+    assert reports
+    assert not any(each.prepared for each in reports)
 
 
 def test_auto_learns_what_a_draft_costs_that_was_not_prepared(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:

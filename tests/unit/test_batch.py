@@ -157,11 +157,11 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(
     """Piece by piece; the drafts, which depend on the states that a head reads, are those of a prompt read alone."""
     texts = [text * length for text, length in zip(prompts(3), (1, 14, 40), strict=True)]
     settings = [Settings(k=2, temperature=0.8, max_new_tokens=30, seed=seed) for seed in range(3)]
-    told = [
+    rounds = [
         [(index, event.drafted, event.emitted) for index, event in decoded if isinstance(event, Round)]
         for decoded in (decode_batch(decodings(toy, name, settings, texts), at_once) for at_once in (1, 3))
     ]
-    assert sorted(told[0], key=lambda each: each[0]) == sorted(told[1], key=lambda each: each[0])
+    assert sorted(rounds[0], key=lambda each: each[0]) == sorted(rounds[1], key=lambda each: each[0])
     assert any(PIECE in rows and len(rows) > 1 for _, rows in shared)
 
 
@@ -193,13 +193,13 @@ def test_a_head_reads_for_all_of_them_at_once(toy: EngineToy, name: str, shared:
         Settings(k=1 + seed % 3, temperature=0.8 * (seed % 2), max_new_tokens=20, seed=seed, tree=seed == 3)
         for seed in range(5)
     ]
-    told = [
+    rounds = [
         sorted(
             (index, event.index, event.drafted, event.emitted) for index, event in decoded if isinstance(event, Round)
         )
         for decoded in (decode_batch(decodings(toy, name, settings, prompts(5)), at_once) for at_once in (1, 5))
     ]
-    assert told[0] == told[1]
+    assert rounds[0] == rounds[1]
     ready = toy.heads[name]
     assert max(len(rows) for together, rows in shared if together is ready) == 5
 

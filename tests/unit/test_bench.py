@@ -99,8 +99,8 @@ def test_texts_are_the_targets_by_every_method_where_they_should_be(outcome: dic
     rows = over_all(outcome["summary"])
     assert {row["method"] for row in rows} == {*THEIRS, *OURS}
     for row in rows:
-        told = row["temperature"] == 0 or row["rule"] is not None
-        assert (row["identical"], row["runs"]) == (4 if told else None, 4)
+        comparable = row["temperature"] == 0 or row["rule"] is not None
+        assert (row["identical"], row["runs"]) == (4 if comparable else None, 4)
     trees = [row for row in rows if (row["method"], row["k"]) == (TREE, 4)]
     assert all(3 < row["rows"] <= 5 for row in trees)
 
@@ -132,8 +132,8 @@ def test_the_rows_of_drafters_are_over_all_prompts_and_can_be_told(outcome: dict
     fixed = next(row for row in rows if row["drafter"] == "draft-model" and row["k"] == 3)
     assert len(fixed["acceptance_by_place"]) >= 1
     here = {**dict.fromkeys(("dtype", "weights_dtype"), "float32"), "cpu": "this one", "cpu_model": None, "cores": 1}
-    told = {"environment": here, "prompts": 2, "rows": json.loads(json.dumps(rows))}
-    assert tells(describe_results(told, "ngram"), "0 1 float32, 2")
+    results = {"environment": here, "prompts": 2, "rows": json.loads(json.dumps(rows))}
+    assert tells(describe_results(results, "ngram"), "0 1 float32, 2")
 
 
 def test_trees_stand_beside_the_fastest_chain_of_the_same_drafter(outcome: dict[str, Any]) -> None:
@@ -392,7 +392,7 @@ def test_a_roofline_of_a_loaded_preset(loaded: Loaded, monkeypatch: pytest.Monke
     assert all(row["bytes"] == kept or row["engine"] == "eager" for row in rows)
     assert eager == [bytes_read(loaded.model, 8, tokens) for tokens in (1, 4)]
     assert kept == pytest.approx(eager[0], rel=0.01)  # the same weights
-    for row in rows:  # the least time is told by what the memory streamed beside the passes
+    for row in rows:  # the least time follows from what the memory streamed beside the passes
         assert row["floor_ms"] == pytest.approx(1000 * row["bytes"] / streamed[row["tokens"]])
         assert row["achieved"] == pytest.approx(row["floor_ms"] / row["ms"])
     assert tells(roofline.table(stream.bandwidth, rows), "some layers")

@@ -152,6 +152,6 @@ def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
             continue
         assert [line for line in lines if line not in docs] == [], path
         given |= set(lines)
-    told = [line for line in docs.splitlines() if MEASURED.match(line)]
-    assert len(told) > 100
-    assert [line for line in told if line not in given] == []
+    measured = [line for line in docs.splitlines() if MEASURED.match(line)]
+    assert len(measured) > 100
+    assert [line for line in measured if line not in given] == []

@@ -1,4 +1,4 @@
-"""Models that a person names: what is told before anything is fetched, and inputs that are wrong."""
+"""Models that a person names: what is known before anything is fetched, and inputs that are wrong."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def test_the_memory_told_is_what_is_taken(
     config.tie_word_embeddings = family != "llama"
     folder = save(hf.AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "model")
     preset = preset_of(str(folder))
-    (told,) = report_on(preset, dtype, "cpu").models
-    if told.engine == "fused":
+    (model,) = report_on(preset, dtype, "cpu").models
+    if model.engine == "fused":
         pytest.skip("this CPU packs weights out of sight")
     before = floats()
     loaded = load(preset, dtype, "cpu")
     weights = floats()
     taken = sum(size for place, size in weights.items() if place not in before)
-    assert told.weights == pytest.approx(taken, rel=0.1)
+    assert model.weights == pytest.approx(taken, rel=0.1)
     runners = [loaded.target_runner(1024) for _ in range(2)]
     for runner in runners:
         runner.prefill([3, 4, 5])
     caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
-    assert told.caches == pytest.approx(caches, rel=0.1)
+    assert model.caches == pytest.approx(caches, rel=0.1)
     for runner in runners:
         runner.release()
     loaded.release()
@@ -83,8 +83,8 @@ def test_a_draft_model_is_told_of_the_device_that_it_gets(
     monkeypatch.setattr(reporting, "choose_devices", lambda asked: (torch.device("cuda"), torch.device("cpu")))
     monkeypatch.setattr(reporting, "check_dtype", lambda dtype, device: None)
     monkeypatch.setattr(reporting, "engine_of", lambda config, dtype, device: f"on {device}")
-    told = report_on(preset_of(str(folders["llama"]), str(folders["llama"])), "float32", "cuda,cpu").models
-    assert [model.engine for model in told] == ["on cuda", "on cpu"]
+    models = report_on(preset_of(str(folders["llama"]), str(folders["llama"])), "float32", "cuda,cpu").models
+    assert [model.engine for model in models] == ["on cuda", "on cpu"]
 
 
 def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: di
     report.check()
     other = make_tokenizer(["quite another text of other words altogether"])
     unlike = save(tiny("llama", len(other)), other, tmp_path / "unlike")
-    told = report_on(preset_of(str(folders["llama"]), str(unlike)), "float32", "cpu")
-    told.check()
-    assert tells(told.lines()[2], "drafts text")
-    assert tells(told.lines()[2], "target")
+    report = report_on(preset_of(str(folders["llama"]), str(unlike)), "float32", "cpu")
+    report.check()
+    assert tells(report.lines()[2], "drafts text")
+    assert tells(report.lines()[2], "target")
 
 
 def test_what_memory_cannot_hold_is_refused_by_its_report(
@@ -117,16 +117,16 @@ def test_a_gguf_file_is_told_from_its_header_and_loads(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
     model = write_gguf(tmp_path / "tiny.gguf")
     preset = preset_of(str(tmp_path / "tiny.gguf"))
-    (told,) = report_on(preset, "bfloat16", "cpu").models
+    (reported,) = report_on(preset, "bfloat16", "cpu").models
     loaded = load(preset, "bfloat16", "cpu")
-    assert told.engine == loaded.engine
-    assert told.weights == 2 * sum(weight.numel() for weight in model.parameters()) == loaded.held["cpu"]
-    assert told.vocabulary == loaded.tokenizer.get_vocab()
+    assert reported.engine == loaded.engine
+    assert reported.weights == 2 * sum(weight.numel() for weight in model.parameters()) == loaded.held["cpu"]
+    assert reported.vocabulary == loaded.tokenizer.get_vocab()
     assert loaded.weights["target"]["source"] == "gguf"
     assert (tmp_path / "tiny.gguf").is_file()
     (entry,) = (entry for entry in list_cached() if not entry.of_hub)
     assert entry.name.startswith("tiny-")
-    assert entry.size > told.weights
+    assert entry.size > reported.weights
     delete_cached(entry.name)
     assert not entry.path.exists()
     with refuses(BadInput, f"'{entry.name}'"):

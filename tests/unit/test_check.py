@@ -160,11 +160,11 @@ def test_a_drafter_that_drafts_nothing_does_not_pay(checked: Any) -> None:
 def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked: Any) -> None:
     study = checked({"prompt-lookup": 1.5})
     assert study.k
-    told = {row["program"]: row["argument"] for row in study.elsewhere()}
-    assert told["transformers"] == f"generate(..., prompt_lookup_num_tokens={study.k})"
-    assert f'"num_speculative_tokens": {study.k}' in told["vLLM"]
-    json.loads(told["vLLM"].split("'")[1])
-    assert told["SGLang"].endswith(f"--speculative-num-draft-tokens {study.k + 1}")
+    arguments = {row["program"]: row["argument"] for row in study.elsewhere()}
+    assert arguments["transformers"] == f"generate(..., prompt_lookup_num_tokens={study.k})"
+    assert f'"num_speculative_tokens": {study.k}' in arguments["vLLM"]
+    json.loads(arguments["vLLM"].split("'")[1])
+    assert arguments["SGLang"].endswith(f"--speculative-num-draft-tokens {study.k + 1}")
     assert tells(study.words()[2], f"fixed K {study.k}.")
     page = study.page()
     assert tells(page, "pays")

@@ -95,8 +95,8 @@ def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temper
     assert header["settings"]["tree"] is True
     drafts = [entry.event.drafted for entry in entries if isinstance(entry.event, Round) and entry.event.drafted]
     assert any(sum(token.parent == -1 for token in drafted) > 1 for drafted in drafts)
-    status, told, _ = command("race", "--again", str(out), "--json")
-    outcome = json.loads(told)
+    status, printed, _ = command("race", "--again", str(out), "--json")
+    outcome = json.loads(printed)
     assert status == 0
     assert outcome["comparison"]["identical"]
     status, _, err = command("race", *words[:4], "--tree", "-k", "64")
@@ -136,11 +136,11 @@ def test_a_recorded_race_is_run_again_token_for_token(command, tmp_path: Path, s
     words = ["--prompt", "ROMEO:", "-k", k, "--temperature", temperature, "--out", str(out)]
     assert command("record", *NANOGPT, *words)[0] == 0
     _, recorded = read_trace(trace_lines(out))
-    status, told, err = command("race", "--again", str(out))
+    status, printed, err = command("race", "--again", str(out))
     assert (status, err) == (0, "")
-    assert tells(told, "same trace")
-    status, told, _ = command("race", "--again", str(out), "--json")
-    outcome = json.loads(told)
+    assert tells(printed, "same trace")
+    status, printed, _ = command("race", "--again", str(out), "--json")
+    outcome = json.loads(printed)
     assert status == 0
     assert outcome["again"] == {"same": True, "first_difference": {"plain": None, "speculative": None}}
     for lane in ("plain", "speculative"):
@@ -157,18 +157,18 @@ def test_a_trace_that_is_not_repeated_is_told_where_it_parts_and_what_was_other(
     header["settings"]["temperature"], header["environment"]["cores"] = 1.3, 99
     header["environment"]["device_name"] = "an abacus"
     out.write_text("\n".join([json.dumps(header), *lines[1:]]))
-    status, told, _ = command("race", "--again", str(out))
+    status, printed, _ = command("race", "--again", str(out))
     assert status == 1
-    assert tells(told, "plain parts")
-    assert tells(told, "device_name elsewhere")
+    assert tells(printed, "plain parts")
+    assert tells(printed, "device_name elsewhere")
 
 
 @pytest.mark.slow
 def test_a_recording_that_ships_can_still_be_asked_for_again(command):
     """Old traces do not tell the seed, which at temperature 0 decides nothing."""
-    status, told, err = command("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))
+    status, printed, err = command("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))
     assert err == ""
-    assert status == (0 if tells(told, "same trace") else 1)
+    assert status == (0 if tells(printed, "same trace") else 1)
 
 
 def test_what_the_trace_says_cannot_be_asked_for_as_well(command, tmp_path: Path):
@@ -203,8 +203,8 @@ def test_an_exact_tie_is_told_as_one():
     comparison = {"identical": False, "first_difference": 4, "margin": 0.0}
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
     verdicts = {"speculative": {"speed_up": None, "sentence": "So.", "comparison": comparison}}
-    told = cli.table({**lanes, "verdicts": verdicts, "comparison": comparison, "sentence": "So."}, "ngram")
-    assert tells(told, "5 0.0000")
+    shown = cli.table({**lanes, "verdicts": verdicts, "comparison": comparison, "sentence": "So."}, "ngram")
+    assert tells(shown, "5 0.0000")
 
 
 @pytest.mark.sampled(3)
@@ -281,15 +281,15 @@ LANE_NAMES = ["plain", *LANES[1::2]]
 def test_four_lanes_race_and_their_trace_is_run_again(command, tmp_path: Path):
     out = tmp_path / "race.jsonl"
     words = ["--prompt", "Repeat: one two three four one two three.", "--max-new-tokens", "16"]
-    status, told, err = command("race", *words, *LANES)
+    status, printed, err = command("race", *words, *LANES)
     assert (status, err) == (0, "")
-    assert told.split("\n")[0].split() == ["target", "alone", *LANE_NAMES[1:]]
-    assert tells(told, "target alone")
+    assert printed.split("\n")[0].split() == ["target", "alone", *LANE_NAMES[1:]]
+    assert tells(printed, "target alone")
     assert command("record", *words, *LANES, "--out", str(out))[0] == 0
     _, entries = read_trace(trace_lines(out))
     assert {entry.lane for entry in entries} == {*LANE_NAMES}
-    status, told, _ = command("race", "--again", str(out), "--json")
-    outcome = json.loads(told)
+    status, printed, _ = command("race", "--again", str(out), "--json")
+    outcome = json.loads(printed)
     assert status == 0
     assert outcome["again"] == {"same": True, "first_difference": dict.fromkeys(LANE_NAMES)}
     for lane in LANE_NAMES:

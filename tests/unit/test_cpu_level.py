@@ -77,10 +77,10 @@ def test_the_libraries_in_torch_are_told(run_as: Callable[[str], None]) -> None:
         f"import os, torch, specdemo; print(torch.backends.cpu.get_cpu_capability(), *map(os.environ.get, {names}))",
     ]
     environment = {name: value for name, value in os.environ.items() if name not in names[:-1]}
-    told = subprocess.run(
+    levels = subprocess.run(
         command, env={**environment, "ONEDNN_MAX_CPU_ISA": "SSE41"}, capture_output=True, text=True, check=True
     ).stdout
-    assert told.split() == ["AVX2", "avx2", "SSE41", "AVX2", "AVX2", "avx2"]
+    assert levels.split() == ["AVX2", "avx2", "SSE41", "AVX2", "AVX2", "avx2"]
 
 
 def test_another_level_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +129,11 @@ def test_whoever_drafts_the_text_is_the_targets(loaded: Loaded, temperature: flo
 def test_a_report_tells_what_is_loaded(level: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny("llama", len(tokenizer), tie_word_embeddings=False)
     preset = preset_of(save(model, tokenizer, tmp_path / "llama"))
-    (told,), loaded = report_on(preset, None, "cpu").models, load(preset, None, "cpu")
-    assert (told.engine, told.exact) == (loaded.engine, True)
-    assert told.weights == 2 * sum(weight.numel() for weight in model.parameters()) == sum(loaded.placement.values())
+    (described,), loaded = report_on(preset, None, "cpu").models, load(preset, None, "cpu")
+    assert (described.engine, described.exact) == (loaded.engine, True)
+    assert (
+        described.weights == 2 * sum(weight.numel() for weight in model.parameters()) == sum(loaded.placement.values())
+    )
     loaded.release()
 
 

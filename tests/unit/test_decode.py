@@ -256,16 +256,16 @@ def test_token_0_can_be_the_eos() -> None:
 
 @pytest.mark.parametrize("last", range(2, 12))
 def test_a_stop_inside_a_round_ends_the_text_there(last: int) -> None:
-    told: list[list[int]] = []
+    texts: list[list[int]] = []
 
     def stop(ids: Sequence[int]) -> bool:
-        told.append(list(ids))
+        texts.append(list(ids))
         return ids[-1] == last
 
     events = counting(k=4, limit=20, stop=stop)
     assert ids_of(events) == list(range(2, last + 1))
     assert events[-1] == Finished(FinishReason.STOP)
-    assert told == [list(range(2, end + 1)) for end in range(2, last + 1)]  # one token more each time, none past it
+    assert texts == [list(range(2, end + 1)) for end in range(2, last + 1)]  # one token more each time, none past it
 
 
 def test_the_end_goes_by_what_comes_first() -> None:

@@ -51,7 +51,7 @@ def test_every_part_is_measured_by_both_sides_in_turns() -> None:
     assert len({row["kind"] for row in found.kinds}) == 8
     assert [(row["at_once"], row["texts"]) for row in found.at_once] == [(1, LEAST_TEXTS), (2, LEAST_TEXTS)]
     assert [(row["context"], row["texts"]) for row in found.contexts] == [(300, CONTEXT_PROMPTS)]
-    assert [told for _, told in mine.asked].count(False) == LEAST_TEXTS  # two at once are not alone
+    assert [by_itself for _, by_itself in mine.asked].count(False) == LEAST_TEXTS  # two at once are not alone
 
 
 def test_the_figures_of_known_texts() -> None:
@@ -139,7 +139,7 @@ def test_at_the_break_even_rate_a_round_brings_what_it_costs(cost: float, often:
 
 
 def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
-    told = ServerReport(rounds=4, drafted=16, accepted=7, by_position=(3, 2, 1, 1))
+    report = ServerReport(rounds=4, drafted=16, accepted=7, by_position=(3, 2, 1, 1))
     merged = [*events_of([(0, 0)] * 11, 0.1)]
     unknown = [
         replace(event, emitted=tuple(replace(token, kind=TokenKind.UNKNOWN) for token in event.emitted))
@@ -148,10 +148,10 @@ def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
         for event in merged
     ]
     tokens = [token for event in unknown for token in emitted_tokens(event)]
-    text = _of_server(unknown, tokens, told)
+    text = _of_server(unknown, tokens, report)
     assert (text.rounds, text.drafts, text.drafted) == (12 - 1 - 7, 4, 16)
     assert text.places == [(4, 3), (3, 2), (2, 1), (1, 1)]
-    shorter = _of_server(unknown, tokens, replace(told, drafted=13))  # then it is unknown which places were tested
+    shorter = _of_server(unknown, tokens, replace(report, drafted=13))  # then it is unknown which places were tested
     assert shorter.places == [(None, 3), (None, 2), (None, 1), (None, 1)]
     nothing = _of_server(unknown, tokens, ServerReport())
     assert (nothing.drafts, nothing.places) == (None, None)
@@ -184,9 +184,9 @@ def advice(rounds: Rounds, seconds: float, alone: Rounds = ALONE) -> tuple[str, 
     ],
 )
 def test_the_verdict_and_the_flag(rounds: Rounds, seconds: float, verdict: str, words: str) -> None:
-    said, told = advice(rounds, seconds)
+    said, advised = advice(rounds, seconds)
     assert tells(said, verdict)
-    assert tells(told, words)
+    assert tells(advised, words)
 
 
 def test_texts_that_part_are_told_with_their_margin() -> None:

@@ -49,24 +49,24 @@ def test_every_path_that_is_named_exists(page: str) -> None:
     assert [path for path in sorted(named) if not any(ROOT.glob(path))] == []
 
 
-def told_commands() -> list[str]:
+def documented_commands() -> list[str]:
     """Every command line that the pages tell, without `python -m`."""
-    told = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).replace("\\\n", " ")
-    return sorted({match.strip() for match in COMMAND.findall(told)})
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).replace("\\\n", " ")
+    return sorted({match.strip() for match in COMMAND.findall(text)})
 
 
-def parse(told: str) -> None:
+def parse(line: str) -> None:
     """Have typer read a command line with every option and its type. Nothing is run.
 
     Raises:
         Exception: typer's own, for what it cannot read. A command may be named without its options.
     """
-    module, *words = shlex.split(told, comments=True)
+    module, *words = shlex.split(line, comments=True)
     command = COMMANDS[module]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     if command.hidden:
-        raise ValueError(f"{told} has moved")
+        raise ValueError(f"{line} has moved")
     if not words:
         return
     context = command.make_context(command.name, words)
@@ -74,9 +74,9 @@ def parse(told: str) -> None:
         command.resolve_command(context, rest)
 
 
-@pytest.mark.parametrize("told", told_commands())
-def test_every_command_line_parses(told: str) -> None:
-    parse(told)
+@pytest.mark.parametrize("line", documented_commands())
+def test_every_command_line_parses(line: str) -> None:
+    parse(line)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_command_line_that_is_wrong_is_found(wrong: str, words: str) -> None:
 
 
 def test_the_docs_tell_many_command_lines() -> None:
-    assert len(told_commands()) > 40
+    assert len(documented_commands()) > 40
 
 
 def prose(text: str) -> list[str]:
@@ -115,7 +115,7 @@ def test_each_door_of_the_readme_takes_less_than_thirty_words() -> None:
     start = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Quick start\n")[2].partition("\n## ")[0]
     doors = dict(re.findall(r"^\| ([\w ]+) \| (.+) \|$", start, re.MULTILINE)[1:])
     assert [*doors] == ["page", "command line", "notebook", "language models", "Space"]
-    assert max(len(re.sub(r"\]\(.*?\)", "]", told).split()) for told in doors.values()) < 30
+    assert max(len(re.sub(r"\]\(.*?\)", "]", text).split()) for text in doors.values()) < 30
 
 
 def test_the_readme_tells_the_two_commands_and_is_that_of_a_space() -> None:

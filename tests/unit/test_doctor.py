@@ -164,9 +164,9 @@ def test_the_report_is_one_page_that_needs_nothing_else() -> None:
 
 def test_the_files_hold_the_same_figures() -> None:
     study, found = examined(Scripted(DRAFTED, 0.2), Scripted(ALONE, 0.1))
-    told = json.loads(json_text(found.as_dict()))
-    assert [*told][:2] == ["verdict", "advice"]
-    assert told["speed_up"]["mean"] == pytest.approx(1.2)
+    whole = json.loads(json_text(found.as_dict()))
+    assert [*whole][:2] == ["verdict", "advice"]
+    assert whole["speed_up"]["mean"] == pytest.approx(1.2)
     rows = [*csv.DictReader(csv_text(found.rows()).splitlines())]
     parts = [row["part"] for row in rows]
     assert {part: parts.count(part) for part in parts} == {

@@ -117,9 +117,9 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
     stored_in = {"ffn_gate_exps": "Q4_0", "ffn_up_exps": up, "ffn_down_exps": "Q8_0", "attn_q": "Q8_0"}
     write_gguf(tmp_path / "tiny.gguf", model, header=fields, tokenizer=tokenizer, stored_in=stored_in)
     preset = preset_of(Gguf(str(tmp_path / "tiny.gguf")))
-    (told,) = report_on(preset, "stored", "cpu").models
+    (report,) = report_on(preset, "stored", "cpu").models
     loaded = load(preset, "stored", "cpu")
-    assert (told.engine, told.exact) == (loaded.engine, True) == ("native", True)
+    assert (report.engine, report.exact) == (loaded.engine, True) == ("native", True)
     prompt = loaded.encode("the cat sat on the mat", raw=True)
     wanted = loaded.model.float()(torch.tensor([prompt])).logits[0, -1:]
     got = loaded.target_runner(64).prefill(prompt)
@@ -236,15 +236,19 @@ def test_a_pass_over_more_rows_reads_more_experts() -> None:
     distinct = 8 * (1 - 0.75**4)
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9)
     assert bytes_of(lane, {"bytes_per_pass": 7}) == bytes_of(lane, {"bytes_per_pass": 7, "experts": "8"}) == 7
-    told = [value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")]
-    assert told[0].startswith("10.000 GB")
-    assert told[1].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
+    figures = [
+        value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")
+    ]
+    assert figures[0].startswith("10.000 GB")
+    assert figures[1].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
     environment["experts"] |= {"read": {"1": 2.0, "3": 3.5, "4": 3.75}}
-    assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9), "no draft is told"
+    assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9), "no draft is known"
     lane = replace(lane, drafts_tested=[DraftCounts(3, 3, 3)] * 12 + [DraftCounts(2, 2, 2)] * 4)
     read = (12 * 3.75 + 4 * 3.5 + 4 * 2.0) / 20  # four rounds had no draft
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * read) * 1e9)
-    told = [value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")]
-    assert told[1].startswith(f"{2 + 4 * read:.3f} GB, by ")  # those that were counted
+    figures = [
+        value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")
+    ]
+    assert figures[1].startswith(f"{2 + 4 * read:.3f} GB, by ")  # those that were counted
     environment["experts"]["read"].pop("3")
     assert experts_counted(lane, environment) is None

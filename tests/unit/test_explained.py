@@ -34,20 +34,20 @@ def found(drafted: Any = DRAFTED, emitted: Any = EMITTED, index: int = 0, **sett
 
 
 def test_it_tells_what_was_drafted_and_written() -> None:
-    told = found()
-    assert (told["prompt"], told["text_before"], told["rounds"]) == ("hello", "x", 1)
-    assert [(guess["text"], guess["outcome"]) for guess in told["drafted"]] == [
+    answer = found()
+    assert (answer["prompt"], answer["text_before"], answer["rounds"]) == ("hello", "x", 1)
+    assert [(guess["text"], guess["outcome"]) for guess in answer["drafted"]] == [
         ("b", "accepted"),
         ("c", "rejected"),
         ("d", "untested"),
     ]
-    assert [(token["text"], token["kind"], token["target_probability"]) for token in told["written"]] == [
+    assert [(token["text"], token["kind"], token["target_probability"]) for token in answer["written"]] == [
         ("b", "accepted", 0.9),
         ("e", "corrected", 0.5123),
     ]
-    assert [token.get("margin") for token in told["written"]] == [1.25, None]
-    assert (told["temperature"], told["rule"]) == (0.0, "match")
-    assert gist(told["why"]) == "One 2 it 1 3"
+    assert [token.get("margin") for token in answer["written"]] == [1.25, None]
+    assert (answer["temperature"], answer["rule"]) == (0.0, "match")
+    assert gist(answer["why"]) == "One 2 it 1 3"
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_a_tree_says_what_each_guess_follows() -> None:
 
 
 def test_a_round_without_a_draft_is_the_targets_own() -> None:
-    told = found((), (Token(5, TokenKind.TARGET),))
-    assert gist(told["why"]) == "One 1 nothing"
+    answer = found((), (Token(5, TokenKind.TARGET),))
+    assert gist(answer["why"]) == "One 1 nothing"
 
 
 @pytest.mark.parametrize("index", [-1, 1])

@@ -92,13 +92,13 @@ def test_what_the_format_has_no_words_for_is_refused(tmp_path: Path) -> None:
 def test_the_shipped_head_is_exported(command: Command, tmp_path: Path) -> None:
     """Slow: it loads the default target."""
     out = tmp_path / "exported"
-    status, _, told = command("export", "--kind", "eagle", "--out", str(out), "--target-name", "owner/name")
-    assert status == 0, told
+    status, _, message = command("export", "--kind", "eagle", "--out", str(out), "--target-name", "owner/name")
+    assert status == 0, message
     config = json.loads((out / "config.json").read_text())
     target = {"name_or_path": "owner/name", "architectures": ["LlamaForCausalLM"]}
     assert config["speculators_config"]["verifier"] == target
-    status, _, told = command("export", "--kind", "block", "--out", str(tmp_path / "b"))
-    assert (status, tells(told, "written format")) == (2, True)
+    status, _, message = command("export", "--kind", "block", "--out", str(tmp_path / "b"))
+    assert (status, tells(message, "written format")) == (2, True)
 
 
 READ = """

@@ -1,4 +1,4 @@
-"""The families that the engines know: what is told of each is what its runners do. `test_logits` has their logits."""
+"""The families that the engines know: what is said of each is what its runners do. `test_logits` has their logits."""
 
 from __future__ import annotations
 

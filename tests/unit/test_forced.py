@@ -209,9 +209,9 @@ def test_the_default_preset_writes_what_a_schema_asks_for(default: Loaded, tempe
     prompt = default.encode("List two persons with name and age.")
     settings = Settings(k=4, temperature=temperature, max_new_tokens=90, seed=5, grammar=json.dumps(SCHEMA))
     alone = list(start(default, "none", prompt, settings))
-    told = report(default, prompt, alone, settings.grammar)
-    check_persons(told["text"])
-    assert told["satisfied"]
+    found = report(default, prompt, alone, settings.grammar)
+    check_persons(found["text"])
+    assert found["satisfied"]
     for name in ("prompt-lookup", "lookup-eagle", "ngram"):
         drafted = list(start(default, name, prompt, settings))
         assert ids_of(drafted) == ids_of(alone)

@@ -190,10 +190,10 @@ def last_logits(model: Any) -> Tensor:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf: Gguf) -> None:
     model = written(case, gguf)
-    (told,) = report_on(preset_of(gguf), "float32", "cpu").models
+    (described,) = report_on(preset_of(gguf), "float32", "cpu").models
     loaded = load(preset_of(gguf), "float32", "cpu")
     assert (loaded.engine != "eager") == knows(model.config)
-    assert (told.engine, told.exact) == (loaded.engine, loaded.exact_rows > 0)
+    assert (described.engine, described.exact) == (loaded.engine, loaded.exact_rows > 0)
     torch.testing.assert_close(loaded.target_runner(64).prefill(IDS)[-1], last_logits(model), atol=1e-4, rtol=1e-4)
     loaded.release()
 

@@ -195,10 +195,10 @@ def test_what_cannot_be_captured_in_a_round_runs_as_it_comes(caplog: pytest.LogC
         state.add_(1)
         return x + state
 
-    functions, told = CapturedFunctions(broken, state), list[str]()
-    with attended(lambda: False, told.append):
+    functions, messages = CapturedFunctions(broken, state), list[str]()
+    with attended(lambda: False, messages.append):
         assert [float(functions("key", grow)(torch.ones(2))[0]) for _ in range(2)] == [2, 3]
-    assert [tells(words, "capturing round") for words in told] == [True]
+    assert [tells(words, "capturing round") for words in messages] == [True]
     assert [tells(record.message, "round captured:") for record in caplog.records] == [True]
 
 
@@ -496,17 +496,17 @@ def test_a_run_that_is_dropped_gives_its_slots_back() -> None:
 
 
 def test_a_capture_before_a_run_is_told() -> None:
-    """By a fake capture: one of a slot that there is already takes no time and is not told."""
-    graphs, told = graphs_of("llama"), list[str]()
-    with attended(lambda: False, told.append):
+    """By a fake capture: one of a slot that there is already takes no time and gives no message."""
+    graphs, messages = graphs_of("llama"), list[str]()
+    with attended(lambda: False, messages.append):
         GraphRunner(graphs, 100)
-        assert told == []
+        assert messages == []
         large = GraphRunner(graphs, 200)
-        assert [tells(words, "capturing passes length") for words in told] == [True]
+        assert [tells(words, "capturing passes length") for words in messages] == [True]
         large.prefill(PROMPT)
         large.release()
         GraphRunner(graphs, 250)
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -677,20 +677,20 @@ def test_a_tree_and_a_text_of_another_capacity_are_read_beside_others(several: S
 
 def test_passes_over_several_texts_are_captured_when_they_are_first_needed_and_told(several: Several) -> None:
     """Once for a number of rows and a capacity, whichever texts there are; and the longest bounds them."""
-    told, both = list[str](), several.begun([3, 4, 5])
-    with attended(lambda: False, told.append):
+    messages, both = list[str](), several.begun([3, 4, 5])
+    with attended(lambda: False, messages.append):
         several.check(both[:2], [[1], [2]])
         several.check(both[1:], [[1], [2]])
-        assert [*map(gist, told)] == ["capturing 2"]
+        assert [*map(gist, messages)] == ["capturing 2"]
         several.check(both, [[1], [2], [3]])
-        assert [*map(gist, told[1:])] == ["capturing 4"]
+        assert [*map(gist, messages[1:])] == ["capturing 4"]
         for ours, _ in both:
             ours.release()
         both = several.begun([9, 7, 8])
         several.check(both, [[1], [2], [3]])
-        assert len(told) == 2
+        assert len(messages) == 2
         several.check(both, [list(range(LONGEST))] * 3)  # of which two fit into a pass
-    assert [*map(gist, told[2:])] == ["capturing 48"]
+    assert [*map(gist, messages[2:])] == ["capturing 48"]
 
 
 def test_slots_of_a_capacity_share_the_passes_that_the_kernels_can_read_them_by(several: Several) -> None:

@@ -87,20 +87,20 @@ def test_a_head_goes_with_a_preset_or_names_its_target(
     asked = "--prompt", "the cat", "--raw", "--max-new-tokens", "6", "-k", "3", "--json", "--dtype", "float32"
     texts = []
     for given in (("--target", str(target)), ("--head", str(heads["eagle"]))):
-        status, out, told = command("generate", *given, *asked)
-        assert status == 0, told
+        status, out, messages = command("generate", *given, *asked)
+        assert status == 0, messages
         texts.append(json.loads(out))
     assert texts[0]["text"] == texts[1]["text"]
     assert texts[1]["stats"]["drafted"] > 0
-    assert tells(told, f"{heads['eagle']}: nothing")
-    assert tells(told, f"speculators eagle3, eagle, {target}.")
-    status, _, told = command("generate", "--head", str(heads["block"]), *asked)
+    assert tells(messages, f"{heads['eagle']}: nothing")
+    assert tells(messages, f"speculators eagle3, eagle, {target}.")
+    status, _, messages = command("generate", "--head", str(heads["block"]), *asked)
     assert status == 2
-    assert tells(told, f"{heads['block']} --target.")
-    status, _, told = command("generate", "--preset", "smollm2-135m", "--head", str(target), *asked)
+    assert tells(messages, f"{heads['block']} --target.")
+    status, _, messages = command("generate", "--preset", "smollm2-135m", "--head", str(target), *asked)
     assert status == 2
-    assert tells(told, f"{target} no")
-    status, _, told = command("generate", "--head", "some/where.gguf", *asked)
+    assert tells(messages, f"{target} no")
+    status, _, messages = command("generate", "--head", "some/where.gguf", *asked)
     assert status == 2
 
 
@@ -165,10 +165,12 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
             tokens_of(loaded, drafter, 0.0)
     loaded.release()
     monkeypatch.setattr("specdemo.cli.models.find_preset", lambda name: preset)
-    status, _, told = command("generate", "--preset", "mine", "--prompt", "the cat", "--raw", "--max-new-tokens", "3")
-    assert status == 0, told
-    assert tells(told, "mine")
-    assert lacking in told
+    status, _, messages = command(
+        "generate", "--preset", "mine", "--prompt", "the cat", "--raw", "--max-new-tokens", "3"
+    )
+    assert status == 0, messages
+    assert tells(messages, "mine")
+    assert lacking in messages
     asked = with_head(preset, "eagle", str(damaged))
     with refuses(BadInput, "damaged norm.weight [32]."):
         load(asked, "float32", "cpu")
@@ -197,8 +199,8 @@ def test_heads_of_several_kinds_for_one_target_race_as_lanes(
     for names in (("eagle", "block", "dspark"), ("block", "dspark", "dflash2")):
         lanes = [f"{name}:4" for name in names]
         words = [word for lane in lanes for word in ("--lane", lane)]
-        status, out, told = command("race", "--preset", "mine", *asked, *words, "--json")
-        assert status == 0, told
+        status, out, messages = command("race", "--preset", "mine", *asked, *words, "--json")
+        assert status == 0, messages
         outcome = json.loads(out)
         texts = {lane: outcome[lane]["text"] for lane in ("plain", *lanes)}
         assert len({*texts.values()}) == 1
@@ -217,17 +219,17 @@ def test_trees_of_a_preset_are_a_default_and_no_condition(
 
     def trees(*more: str) -> tuple[bool, bool, str]:
         words = "--preset", "mine", "--prompt", "the cat", "--raw", "--max-new-tokens", "20", "--dtype", "float32"
-        status, _, told = command("record", *words, "--out", str(out), *more)
-        assert status == 0, told
+        status, _, messages = command("record", *words, "--out", str(out), *more)
+        assert status == 0, messages
         header, entries = read_trace(trace_lines(out))
         drafts = [entry.event.drafted for entry in entries if isinstance(entry.event, Round)]
-        return header["settings"]["tree"], any(map(branches, drafts)), told
+        return header["settings"]["tree"], any(map(branches, drafts)), messages
 
     assert trees()[:2] == (True, True)
     assert trees("--chain")[:2] == (False, False)
     monkeypatch.setattr(EagerRunner, "cannot_branch", "it is too old")
-    tree, branched, told = trees("--eager")
-    assert (tree, branched, tells(told, "chains old.")) == (False, False, True)
+    tree, branched, messages = trees("--eager")
+    assert (tree, branched, tells(messages, "chains old.")) == (False, False, True)
     refused = command("race", "--preset", "mine", "--prompt", "the cat", "--raw", "--eager", "--tree")
     assert (refused[0], tells(refused[2], "Draft checked")) == (2, True)
 
@@ -239,9 +241,9 @@ def test_trees_are_left_out_only_where_the_preset_began_with_them(
     preset = replace(preset_of(str(target)), defaults=Defaults(tree=True))
     loaded = load(preset, "float32", "cpu")
     asked = Request("the cat", preset.name, "lookahead", Settings(k=3, tree=True), raw=True)
-    request, told = fitted(asked, loaded)
+    request, note = fitted(asked, loaded)
     assert request.settings == replace(asked.settings, tree=False)
-    assert tells(told, "lookahead chains")
+    assert tells(note, "lookahead chains")
     twice = replace(asked, more=(DraftedLane("lookahead", 3), DraftedLane("ngram", 2)))
     assert fitted(twice, loaded)[0].more == (DraftedLane("ngram", 2),)
     for other in (

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the most memory of a process is told on Unix")
+@pytest.mark.skipif(sys.platform == "win32", reason="the most memory of a process is known on Unix")
 @pytest.mark.parametrize("every", [EVERY_DAY, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_damaged_file_is_a_model_or_one_sentence(folder: Path, every: int) -> None:
     command = [sys.executable, "-m", "tests.unit.hostile", str(folder), "0", str(every)]

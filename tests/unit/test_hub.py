@@ -52,8 +52,8 @@ def fetch(repo):
     preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
     return load(preset, "float32", "cpu", tell).weights["target"]
 def look(name):
-    (told,) = report_on(preset_of(name), "float32", "cpu").models
-    return dataclasses.asdict(dataclasses.replace(told, part=None, vocabulary=len(told.vocabulary)))
+    (model,) = report_on(preset_of(name), "float32", "cpu").models
+    return dataclasses.asdict(dataclasses.replace(model, part=None, vocabulary=len(told.vocabulary)))
 def held(name):
     return load(preset_of(name), "float32", "cpu").held["cpu"]
 def heads(names):
@@ -133,14 +133,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
             cut_off = {
                 asked: ask(asked) for asked in ("fetch someone/plain", "fetch someone/other", "heads someone/head")
             }
-    told = {asked: answer for asked, (answer, _, _) in answers.items()}
-    return SimpleNamespace(home=home, folder=folder, taken=taken, answers=answers, told=told, cut_off=cut_off)
+    results = {asked: answer for asked, (answer, _, _) in answers.items()}
+    return SimpleNamespace(home=home, folder=folder, taken=taken, answers=answers, results=results, cut_off=cut_off)
 
 
 @pytest.mark.slow
 def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace) -> None:
     whole, file, absent, no_file, pickled, dynamic = [
-        answer for asked, answer in hub.told.items() if asked.startswith("look")
+        answer for asked, answer in hub.results.items() if asked.startswith("look")
     ]
     assert isinstance(whole, dict), whole
     assert whole["download"] == (hub.folder / "model.safetensors").stat().st_size
@@ -160,8 +160,8 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
 
 @pytest.mark.slow
 def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
-    loaded = [hub.told[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
-    assert loaded == [hub.told["look someone/tiny"]["weights"]] * 2
+    loaded = [hub.results[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
+    assert loaded == [hub.results["look someone/tiny"]["weights"]] * 2
     assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v{LAYOUT}").is_dir()  # converted once
 
 
@@ -172,12 +172,12 @@ def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: SimpleNames
     downloads = [fraction for fraction, words in stages if words.startswith("downloading someone/plain")]
     assert downloads[-1] == 1.0
     assert stages[-1] == [1.0, "ready"]
-    gated = hub.told["fetch someone/refused"]
+    gated = hub.results["fetch someone/refused"]
     assert tells(gated, "LoadError someone/refused")
     assert tells(gated, "auth login")
-    assert tells(hub.told["fetch someone/absent"], "LoadError someone/absent")
-    assert tells(hub.told["fetch someone/tiny@nope"], "LoadError someone/tiny")
-    assert tells(hub.told["fetch not a name"], "LoadError name")
+    assert tells(hub.results["fetch someone/absent"], "LoadError someone/absent")
+    assert tells(hub.results["fetch someone/tiny@nope"], "LoadError someone/tiny")
+    assert tells(hub.results["fetch not a name"], "LoadError name")
 
 
 UNREACHED = "downloaded: hub reached."
@@ -211,8 +211,8 @@ def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(mo
 def test_a_head_of_the_hub_is_fetched_once_and_one_that_is_not_there_named(hub: SimpleNamespace) -> None:
     """A pickle, as many are."""
     files = {"eagle": [COMMIT, ["config.json", "pytorch_model.bin"]]}
-    assert hub.told["kind someone/head"] == "EAGLE-3"
-    assert tells(hub.told["kind someone/absent"], "LoadError someone/absent")
+    assert hub.results["kind someone/head"] == "EAGLE-3"
+    assert tells(hub.results["kind someone/absent"], "LoadError someone/absent")
     (fetched, (sentence,)), stages, _ = hub.answers["heads someone/head someone/absent"]
     assert fetched == files
     assert [fraction for fraction, words in stages if words.startswith("downloading")][-1:] == [1.0]

@@ -1,4 +1,4 @@
-"""Models some of whose layers keep a running state: they are run, rolled back, drafted with, and told of."""
+"""Models some of whose layers keep a running state: they are run, rolled back, drafted with, and reported on."""
 
 from __future__ import annotations
 
@@ -140,19 +140,19 @@ def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFa
     sizes = {"intermediate_size": 1024, "max_position_embeddings": 256}
     save(model_of(kind, **sizes), tokenizer, tmp_path / "model")
     preset = preset_of(tmp_path / "model")
-    (told,) = report_on(preset, "bfloat16", "cpu").models
-    assert (told.engine, told.exact) == ("eager", False)
-    assert told.sentence().endswith(RUNNING_STATES)
+    (model,) = report_on(preset, "bfloat16", "cpu").models
+    assert (model.engine, model.exact) == ("eager", False)
+    assert model.sentence().endswith(RUNNING_STATES)
     before = floats()
     loaded = load(preset, "bfloat16", "cpu")
     weights = floats()
-    assert told.weights == pytest.approx(sum(size for place, size in weights.items() if place not in before), rel=0.1)
+    assert model.weights == pytest.approx(sum(size for place, size in weights.items() if place not in before), rel=0.1)
     runners = [loaded.target_runner(256) for _ in range(2)]
     for runner in runners:
         runner.prefill([3, 4, 5] * 84)
         runner.forward([3])  # the states are copied now
     caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
-    assert told.caches == pytest.approx(caches, rel=0.1)
+    assert model.caches == pytest.approx(caches, rel=0.1)
     loaded.release()
 
 

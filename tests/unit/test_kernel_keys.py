@@ -110,11 +110,11 @@ def test_what_draws_tokens_and_grows_trees_is_compiled_at_load_and_told(
     from specdemo.engines.gpu import noise, trees
 
     monkeypatch.setattr(graph, "ROOM", 128)
-    told = list[str]()
+    messages = list[str]()
     model = FusedModel.of(tiny_model("llama"))
-    with attended(lambda: False, told.append):
+    with attended(lambda: False, messages.append):
         choose._on_gpu(model, 1)
-    first, then = told
+    first, then = messages
     assert tells(first, "kernels passes")
     assert tells(then, "kernels trees")
     loaded, probs = seen(keys), torch.ones(MOST_ROWS, model.vocab_size)

@@ -149,9 +149,9 @@ def test_a_study_is_a_command_by_its_class_alone(run: Run, tmp_path: Path, monke
     assert "Count from one on." in run("--help")[1]
     status, out, _ = run("counting", "--help")
     assert status == 0
-    told = " ".join(out.split())
-    assert "--to <int range> The last number. [default: 3; x>=1]" in told
-    assert "--drafter <str>" in told
+    text = " ".join(out.split())
+    assert "--to <int range> The last number. [default: 3; x>=1]" in text
+    assert "--drafter <str>" in text
     assert run("counting", "--to", "0")[0] == 2
     found, rows = tmp_path / "found.json", tmp_path / "rows.csv"
     status, out, _ = run("counting", "--preset", PRESET, "--to", "4", "--json", str(found), "--csv", str(rows))

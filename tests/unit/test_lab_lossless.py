@@ -343,9 +343,9 @@ def test_greedy_texts_are_the_targets_and_transformers_own(loaded: Loaded) -> No
     assert len(checks) == greedy_lab.steps(PROMPTS, ["ngram", "layer-skip"]) == 6
     assert {check.text for check in checks} == {"ngram", "layer-skip", "transformers"}
     assert all(check.identical for check in checks)
-    told = greedy_lab.in_words(checks)[0]
-    assert tells(told, "K 3 0 2 target's")
-    assert tells(told, "78% 95%")
+    sentence = greedy_lab.in_words(checks)[0]
+    assert tells(sentence, "K 3 0 2 target's")
+    assert tells(sentence, "78% 95%")
     assert tells(greedy_lab.in_words(checks[:1])[0], "K 3 0 1 target's")
     alone = list(greedy(loaded, PROMPTS, ["ngram"], Settings(k=3, max_new_tokens=24), transformers=False))
     assert alone == checks[::3]

@@ -24,15 +24,15 @@ def channels(figure: Figure, channel: str) -> Iterator[dict[str, Any]]:
     """What the layers of a plot say of a channel that has a scale."""
     plot = json.loads(figure.plot)
     for layer in plot["layer"]:
-        told = layer["encoding"].get(channel, {})
-        if "scale" in told:
-            yield told
+        encoding = layer["encoding"].get(channel, {})
+        if "scale" in encoding:
+            yield encoding
 
 
 def axis(figure: Figure, channel: str) -> dict[str, Any]:
     """A channel's scale and axis, which all layers have in common."""
     found = list(channels(figure, channel))
-    assert all((told["scale"], told["axis"]) == (found[0]["scale"], found[0]["axis"]) for told in found)
+    assert all((encoding["scale"], encoding["axis"]) == (found[0]["scale"], found[0]["axis"]) for encoding in found)
     return {**found[0]["axis"], **found[0]["scale"]}
 
 
@@ -43,7 +43,7 @@ def drawn(figure: Figure) -> list[dict[str, Any]]:
 
 def rules(figure: Figure) -> list[float]:
     """Where the vertical lines of a plot of bars are."""
-    return [told["datum"] for told in channels(figure, "x") if "datum" in told]
+    return [encoding["datum"] for encoding in channels(figure, "x") if "datum" in encoding]
 
 
 # Bars ------------------------------------------------------------------------------------------------------

@@ -58,9 +58,9 @@ def test_prompts_that_a_model_cannot_read_are_told_apart() -> None:
 
     prompts = [Prompt("a", "x", "no digits"), Prompt("b", "x", "1 digit"), Prompt("c", "y", "none")]
     loaded: Any = SimpleNamespace(encode=encode)
-    can, told = readable(loaded, prompts)
+    can, left_out = readable(loaded, prompts)
     assert [prompt.id for prompt in can] == ["a", "c"]
-    assert tells(told, "Left since characters")
+    assert tells(left_out, "Left since characters")
     assert readable(loaded, can) == (can, "")
     with refuses(BadInput, "(b)"):
         readable(loaded, prompts[1:2])

@@ -247,8 +247,8 @@ def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
         assert (f"{name}: {verdict['sentence']}" in lines) == (verdict["sentence"] not in found["sentence"])
     behind = table(found, "draft-model", why=True).split("\n")
     assert behind[: len(lines)] == lines
-    told = [line for line in behind[len(lines) :] if line.startswith("  tokens per round  ")]
-    assert [float(line.split()[-1]) for line in told] == pytest.approx(
+    figures = [line for line in behind[len(lines) :] if line.startswith("  tokens per round  ")]
+    assert [float(line.split()[-1]) for line in figures] == pytest.approx(
         [found[name]["stats"]["tokens_per_round"] for name in NAMES if found["verdicts"][name]["numbers"]], abs=0.006
     )
 
@@ -262,6 +262,6 @@ def test_the_table_names_the_lane_whose_text_parts(toy: Any) -> None:
     )
     found = summary(toy, PROMPT, SETTINGS, entries, ASKED)
     assert found["comparison"]["first_difference"] == 0
-    told = table(found, "draft-model")
-    assert tells(told, "draft-model:2 1")
-    assert told.count("differs") == 1
+    shown = table(found, "draft-model")
+    assert tells(shown, "draft-model:2 1")
+    assert shown.count("differs") == 1

@@ -252,9 +252,9 @@ def test_a_type_writes_the_text_of_generate_drafted_or_not(
 ) -> None:
     folder = save_random(config_of(label, TEXTS[label], len(tokenizer)), tokenizer, tmp_path / "model")
     preset = preset_of(str(folder))
-    (told,) = report_on(preset, "float32", "cpu").models
+    (model,) = report_on(preset, "float32", "cpu").models
     loaded = load(preset, "float32", "cpu")
-    assert (told.engine, told.exact) == (loaded.engine, loaded.exact_rows > 0)
+    assert (model.engine, model.exact) == (loaded.engine, loaded.exact_rows > 0)
     assert (loaded.engine != "eager") == (label in FUSED)
     prompt = loaded.encode("the cat sat on the mat", raw=True)
     (_, greedy), _ = texts_drafted_and_not(loaded, prompt, NEW_TOKENS)

@@ -327,9 +327,9 @@ def refusal(folder: Path) -> str:
     loaded = load(preset_of(folder), "float32", "cpu")
     try:
         check_drafter(loaded, "mtp")
-        with pytest.raises(LoadError) as told:
+        with pytest.raises(LoadError) as raised:
             list(start(loaded, "mtp", loaded.encode(PROMPT, raw=True), Settings(k=2, max_new_tokens=4)))
-        return str(told.value)
+        return str(raised.value)
     except BadInput as error:
         return str(error)
     finally:
@@ -358,10 +358,10 @@ def test_what_is_absent_or_damaged_is_refused_in_one_sentence(
     weights: dict[str, Any] = {**load_file(tmp_path / "model.safetensors"), **changed}
     kept = {name: weight for name, weight in weights.items() if weight is not None}
     rewrite(tmp_path, {name: weight for name, weight in kept.items() if changed or not name.startswith("mtp.")})
-    told = refusal(tmp_path)
-    assert tells(told, sentence)
-    assert told.count(". ") == 0
-    assert told.endswith(".")
+    message = refusal(tmp_path)
+    assert tells(message, sentence)
+    assert message.count(". ") == 0
+    assert message.endswith(".")
 
 
 def test_the_layer_of_a_target_that_is_quantized_or_spread_is_refused(published: dict[str, Published]) -> None:
@@ -384,7 +384,7 @@ def test_the_summary_of_a_race_doubts_a_layer_that_is_mostly_wrong(published: di
     assert loaded.head_formats == {"mtp": "MTP"}
     prompt, settings = loaded.encode(PROMPT, raw=True), Settings(k=2, max_new_tokens=40)
     asked = Request("", "", "mtp", settings).drafted
-    told = summary(loaded, prompt, settings, list(race(loaded, "mtp", prompt, settings)), asked)["sentence"]
-    assert tells(told, "MTP 70% 90%")
-    assert tells(told, "MTP fine-tuned")
+    sentence = summary(loaded, prompt, settings, list(race(loaded, "mtp", prompt, settings)), asked)["sentence"]
+    assert tells(sentence, "MTP 70% 90%")
+    assert tells(sentence, "MTP fine-tuned")
     loaded.release()

@@ -101,9 +101,9 @@ def test_gpus_fill_up_first_then_main_memory_then_the_disk(monkeypatch: pytest.M
 
 def weights_of(folder: Path) -> int:
     """Bytes of its weights in float32."""
-    (told,) = report_on(preset_of(folder), "float32", "cpu").models
-    assert told.part is not None
-    return told.part.weights
+    (model,) = report_on(preset_of(folder), "float32", "cpu").models
+    assert model.part is not None
+    return model.part.weights
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_target_on_the_disk_writes_the_text_of_generate(
     assert {path.name for path in folders[kind].iterdir()} >= {"model.safetensors"}  # which was only read
 
 
-# What is told ---------------------------------------------------------------------------------------------------
+# The report -----------------------------------------------------------------------------------------------------
 
 
 def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +144,13 @@ def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypa
     assert report_on(preset, "float32", "cpu").lines()[:-1] == usual.lines()[:-1]
     caches = sum(model.caches for model in usual.models)
     give_memory(monkeypatch, int(5.5 * caches))
-    told = report_on(preset, "float32", "cpu")
-    told.check()
-    assert 0 < told.on_disk < weights_of(folders["llama"])
-    assert (told.models[0].engine, told.models[0].exact) == ("eager", False)
-    assert told.models[1] == usual.models[1]
-    assert tells(told.lines()[-2], "cannot hold")
-    assert tells(told.lines()[-2], "case speculation")
+    report = report_on(preset, "float32", "cpu")
+    report.check()
+    assert 0 < report.on_disk < weights_of(folders["llama"])
+    assert (report.models[0].engine, report.models[0].exact) == ("eager", False)
+    assert report.models[1] == usual.models[1]
+    assert tells(report.lines()[-2], "cannot hold")
+    assert tells(report.lines()[-2], "case speculation")
     give_memory(monkeypatch, 1000)
     with refuses(LoadError, "smaller"):
         report_on(preset, "float32", "cpu").check()
@@ -159,7 +159,7 @@ def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypa
 def test_a_gguf_file_has_to_be_in_memory_to_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     preset = Preset("toy", "Toy", "A preset of the tests.", Gguf(str(tmp_path / "tiny.gguf")))
-    (told,) = report_on(preset, "float32", "cpu").models
-    give_memory(monkeypatch, told.weights * 3 // 4)
+    (model,) = report_on(preset, "float32", "cpu").models
+    give_memory(monkeypatch, model.weights * 3 // 4)
     with refuses(LoadError, "smaller"):
         report_on(preset, "float32", "cpu").check()

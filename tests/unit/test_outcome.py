@@ -125,9 +125,9 @@ def test_the_badge(
 ) -> None:
     plain, other = (tokens(*[0] * length) for length in lengths)
     asked, settings = DraftedLane("none", 4), Settings(temperature=temperature)
-    told = badge(plain, other, comparison, asked, settings, {"dtype": dtype}, stopped)
-    assert told["mark"] == mark
-    assert tells(told["words"], words)
+    shown = badge(plain, other, comparison, asked, settings, {"dtype": dtype}, stopped)
+    assert shown["mark"] == mark
+    assert tells(shown["words"], words)
 
 
 TREES = {"engine": "graph", "exact_rows": 17}
@@ -158,8 +158,8 @@ def test_on_an_engine_that_is_exact_no_difference_is_a_near_tie(
 
 def test_servers_draw_by_themselves_whatever_rule_they_test_by() -> None:
     own, settings = DraftedLane(OWN_DRAFTER, 0), Settings(0, 0.7)
-    told = badge(tokens(1, 2), tokens(1, 3), None, own, settings, {}, False)
-    assert told == {"mark": "chance", "title": "Different text", "words": other_draws(False)}
+    shown = badge(tokens(1, 2), tokens(1, 3), None, own, settings, {}, False)
+    assert shown == {"mark": "chance", "title": "Different text", "words": other_draws(False)}
 
 
 # The summary ------------------------------------------------------------------------------------------------
@@ -212,9 +212,9 @@ def test_a_head_that_is_nearly_always_wrong_is_doubted(
     kind: str, name: str, drafts: int, passed: int, words: str
 ) -> None:
     """And nothing is said where more pass, or too little is known."""
-    told = head_doubt(kind, name, drafts, passed) or ""
-    assert tells(told, f"{words} rope_theta," if words else "")
-    assert bool(told) == bool(words)
+    sentence = head_doubt(kind, name, drafts, passed) or ""
+    assert tells(sentence, f"{words} rope_theta," if words else "")
+    assert bool(sentence) == bool(words)
 
 
 def test_of_a_tree_the_likeliest_first_guess_counts() -> None:

@@ -77,9 +77,9 @@ def test_parts_are_joined_and_one_copy_is_kept(index: SimpleNamespace, cache: Pa
     wanted = {name: weight.bfloat16() for name, weight in index.model.state_dict().items()}
     assert all(torch.equal(weight, wanted[name]) for name, weight in loaded.model.state_dict().items())
     assert loaded.weights["target"] == {"source": "parts", "name": "tiny", "gguf_sha256": index.source.gguf_sha256}
-    told = [fraction for fraction, words in stages if tells(words, "downloading tiny:")]
-    assert told == sorted(told, key=lambda fraction: fraction or 0)
-    assert all(fraction is not None and 0 <= fraction <= 1 for fraction in told)
+    fractions = [fraction for fraction, words in stages if tells(words, "downloading tiny:")]
+    assert fractions == sorted(fractions, key=lambda fraction: fraction or 0)
+    assert all(fraction is not None and 0 <= fraction <= 1 for fraction in fractions)
     assert any(tells(words, "downloading tiny: 2 3,") for _, words in stages)
     (entry,) = (path for path in cache.iterdir() if path.is_dir())
     assert [path.name for path in entry.glob("*.safetensors")] == ["model.safetensors"]

@@ -1,4 +1,4 @@
-"""Work that can be stopped: a prefill between two of its parts, and what is told meanwhile."""
+"""Work that can be stopped: a prefill between two of its parts, and what it says meanwhile."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def test_what_may_be_stopped_gives_the_same_bits(name: str) -> None:
 
 
 def test_where_nobody_waits_any_more_nothing_is_told_or_stopped() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     stop = Asked(1)
-    with attended(stop, told.append):
+    with attended(stop, messages.append):
         tell("before")
     tell("after")
     check_stopped()
-    assert (told, stop.looks) == (["before"], 0)
+    assert (messages, stop.looks) == (["before"], 0)
 
 
 def test_either_of_two_can_stop_the_work_and_words_go_to_the_one_who_listens() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     outer, inner = threading.Event(), threading.Event()
-    with attended(outer.is_set, told.append):
+    with attended(outer.is_set, messages.append):
         with attended(inner.is_set):
             tell("measuring")
             check_stopped()
@@ -82,7 +82,7 @@ def test_either_of_two_can_stop_the_work_and_words_go_to_the_one_who_listens() -
                 event.clear()
         inner.set()
         check_stopped()  # it is over
-    assert told == ["measuring"]
+    assert messages == ["measuring"]
 
 
 def test_another_thread_is_not_stopped() -> None:

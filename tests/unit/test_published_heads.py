@@ -250,7 +250,7 @@ def test_layers_that_a_configuration_does_not_name_are_those_of_the_formats() ->
 
 
 def test_dflash_2_draws_from_its_candidates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rule is told of a draft is what it was drawn from: the edges from the token drawn before to candidates."""
+    """What a rule knows of a draft is what it was drawn from: the edges from the token drawn before to candidates."""
     config, tensors, kind, expected = made("DFlash 2")
     toy, text = toy_with(write(tmp_path / "it", config, tensors), kind), list(range(11))
     rounds = drafts_of(toy, kind, monkeypatch, 4, expected)

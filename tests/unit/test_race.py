@@ -95,11 +95,11 @@ def test_nothing_is_tried_out_where_passes_are_slow(toy: Any, seconds: float, tr
 
 
 def test_what_takes_a_while_before_a_run_is_told_the_first_time(toy: Any) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     for _ in range(2):
-        with attended(lambda: False, told.append):
+        with attended(lambda: False, messages.append):
             start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
-    assert [*map(gist, told)] == ["measuring", "measuring draft-model"]
+    assert [*map(gist, messages)] == ["measuring", "measuring draft-model"]
 
 
 @pytest.mark.parametrize("passes", [0, 3, 30])

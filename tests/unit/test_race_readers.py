@@ -109,12 +109,12 @@ def test_each_reader_gets_the_text_that_it_gets_alone(loaded: Loaded, temperatur
     found = outcome_of(loaded, request, entries)
     assert all(comparison and comparison.identical for comparison in found.comparisons.values())
     assert tells(found.badge["words"], "All 4 exactly")
-    told = found.as_dict()
-    assert {*NAMES, PLAIN, SPECULATIVE, "verdicts"} <= {*told}
-    assert told["verdicts"][SPECULATIVE]["comparison"]["identical"]
+    summary = found.as_dict()
+    assert {*NAMES, PLAIN, SPECULATIVE, "verdicts"} <= {*summary}
+    assert summary["verdicts"][SPECULATIVE]["comparison"]["identical"]
     for at, prompt in enumerate(WORDS):
-        text = told[f"draft-model {at + 1}"]["text"]
-        assert loaded.tokenizer.decode(loaded.encode(prompt, True) + told[f"alone {at + 1}"]["token_ids"]).endswith(
+        text = summary[f"draft-model {at + 1}"]["text"]
+        assert loaded.tokenizer.decode(loaded.encode(prompt, True) + summary[f"alone {at + 1}"]["token_ids"]).endswith(
             text
         )
     firsts = [entries.index(next(entry for entry in entries if entry.lane == name)) for name in (NAMES[0], NAMES[4])]
@@ -138,9 +138,9 @@ def test_what_cannot_be_run_is_refused_before_it_begins(loaded: Loaded, monkeypa
 
 def test_a_race_that_is_closed_lets_go_of_its_caches(loaded: Loaded) -> None:
     entries = race_asked(loaded, asked(loaded))
-    told = list(islice(entries, 20))
+    first_entries = list(islice(entries, 20))
     entries.close()  # type: ignore[attr-defined]
-    found = outcome_of(loaded, asked(loaded), told)
+    found = outcome_of(loaded, asked(loaded), first_entries)
     assert found.stopped
     assert tells(found.badge["words"], "So 4")
 
@@ -172,8 +172,8 @@ def test_the_readers_of_a_run_share_a_clock_and_the_run_that_is_behind_goes_next
             first, *rounds, _ = events_of(entries, f"{lane} {reader}")
             assert isinstance(first, Prefilled)
             assert first.seconds == 2 * unit
-            told = [(event.draft_seconds, event.verify_seconds, event.seconds) for event in rounds]  # type: ignore[union-attr]
-            assert told == [(unit / 2, 2.5 * unit, 3 * unit)] * 2
+            times = [(event.draft_seconds, event.verify_seconds, event.seconds) for event in rounds]  # type: ignore[union-attr]
+            assert times == [(unit / 2, 2.5 * unit, 3 * unit)] * 2
 
 
 def test_a_pass_is_told_from_the_next_while_prompts_are_still_read() -> None:
@@ -200,8 +200,8 @@ def test_a_reader_that_cannot_go_on_is_told_when_the_others_have_ended(loaded: L
         entries.extend(
             entries_of(loaded, request, ids, [run((0, Failed(NotFinite("not finite")))), run((0, read(1.0)))])
         )
-    told = {lane: [type(event) for event in events_of(entries, lane)] for lane in ("alone 1", "alone 2", "ngram 1")}
-    assert told == {"alone 1": [Prefilled], "alone 2": [Prefilled, Round, Finished], "ngram 1": [Prefilled, Round]}
+    kinds = {lane: [type(event) for event in events_of(entries, lane)] for lane in ("alone 1", "alone 2", "ngram 1")}
+    assert kinds == {"alone 1": [Prefilled], "alone 2": [Prefilled, Round, Finished], "ngram 1": [Prefilled, Round]}
 
 
 # Its trace --------------------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def test_the_verdict_is_on_all_readers_and_says_why(lane: Stats, words: str) -> 
     found = judge_readers(group(0.1), lane, DraftedLane("eagle", 4))
     assert words in gist(found.sentence)
     if found.figures:
-        told = [value for name, value in found.numbers if tells(name, "token, alone") or tells(name, "rows readers")]
-        assert told == ["100.0 ms", "20.0"]
+        values = [value for name, value in found.numbers if tells(name, "token, alone") or tells(name, "rows readers")]
+        assert values == ["100.0 ms", "20.0"]
         assert found.as_dict()["slower"] is (lane.round_times[0] == 0.4)
 
 

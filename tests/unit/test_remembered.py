@@ -126,19 +126,19 @@ def test_a_file_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda told: b"",
-        lambda told: json.dumps(told).encode()[:-5],
-        lambda told: b"\xff\xfe",
-        lambda told: b"[" * 100_000,
-        lambda told: json.dumps([told]).encode(),
-        lambda told: json.dumps({**told, "specdemo_memory": 2}).encode(),
-        lambda told: json.dumps({**told, "tokenizer": None}).encode(),
-        lambda told: json.dumps({**told, "texts": None}).encode(),
-        lambda told: json.dumps({**told, "texts": [1]}).encode(),
-        lambda told: json.dumps({**told, "texts": [["1"]]}).encode(),
-        lambda told: json.dumps({**told, "texts": [[True]]}).encode(),
-        lambda told: json.dumps({**told, "texts": [[-1]]}).encode(),
-        lambda told: json.dumps({**told, "texts": [[0] * memories.MOST_BYTES]}).encode(),
+        lambda content: b"",
+        lambda content: json.dumps(content).encode()[:-5],
+        lambda content: b"\xff\xfe",
+        lambda content: b"[" * 100_000,
+        lambda content: json.dumps([content]).encode(),
+        lambda content: json.dumps({**content, "specdemo_memory": 2}).encode(),
+        lambda content: json.dumps({**content, "tokenizer": None}).encode(),
+        lambda content: json.dumps({**content, "texts": None}).encode(),
+        lambda content: json.dumps({**content, "texts": [1]}).encode(),
+        lambda content: json.dumps({**content, "texts": [["1"]]}).encode(),
+        lambda content: json.dumps({**content, "texts": [[True]]}).encode(),
+        lambda content: json.dumps({**content, "texts": [[-1]]}).encode(),
+        lambda content: json.dumps({**content, "texts": [[0] * memories.MOST_BYTES]}).encode(),
     ],
 )
 def test_a_damaged_file_is_refused_before_anything_is_loaded(tmp_path: Path, damage: Any) -> None:
@@ -152,8 +152,8 @@ def test_a_damaged_file_is_refused_before_anything_is_loaded(tmp_path: Path, dam
 def test_a_token_that_the_target_lacks_is_refused(tmp_path: Path) -> None:
     file, loaded = MemoryFile(tmp_path / "answers.json"), target()
     file.add(loaded, [2])
-    told = json.loads(file.path.read_bytes())
-    file.path.write_text(json.dumps({**told, "texts": [[3]]}))
+    content = json.loads(file.path.read_bytes())
+    file.path.write_text(json.dumps({**content, "texts": [[3]]}))
     with refuses(BadInput, "tokenizer"):
         file.memory(loaded)
 
@@ -200,12 +200,14 @@ def test_a_second_answer_of_the_same_kind_is_drafted_from_the_first(command: Any
     path = tmp_path / "answers.json"
     how = "--preset nanogpt-shakespeare --drafter suffix -k 4 --max-new-tokens 40 --temperature 0 --json"
     asked = ["race", "--prompt", "ROMEO:", *how.split(), "--memory", str(path)]
-    (first, told), (second, told_again) = ((json.loads(out), err) for _, out, err in (command(*asked), command(*asked)))
+    (first, first_message), (second, second_message) = (
+        (json.loads(out), err) for _, out, err in (command(*asked), command(*asked))
+    )
     assert first["plain"]["token_ids"] == second["plain"]["token_ids"] == second["speculative"]["token_ids"]
     rounds = [outcome["speculative"]["stats"]["rounds"] for outcome in (first, second)]
     assert rounds[1] < rounds[0]
-    assert "0" in told.split()
-    assert "40" in told_again.split()
+    assert "0" in first_message.split()
+    assert "40" in second_message.split()
     status, _, err = command("generate", "--prompt", "Hi", "--preset", "smollm2-135m", "--memory", str(path))
     assert (status, err.count("\n")) == (2, 1)
     assert tells(err, "another tokenizer")

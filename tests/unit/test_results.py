@@ -36,9 +36,9 @@ RESULTS: dict[str, Any] = {
 
 
 def test_the_best_k_is_told_for_each_temperature() -> None:
-    told = describe_results(RESULTS, "ngram")
-    assert gist(told) == "Measured speed-up 1.25× 0 K 4 0.90× 1 K 2 On 2 bfloat16 9"
-    assert "a processor" in told
+    sentence = describe_results(RESULTS, "ngram")
+    assert gist(sentence) == "Measured speed-up 1.25× 0 K 4 0.90× 1 K 2 On 2 bfloat16 9"
+    assert "a processor" in sentence
     assert describe_results(RESULTS, "prompt-lookup") == ""
     halves = {**RESULTS["environment"], "dtype": "float32", "weights_dtype": "float16"}
     assert tells(describe_results({**RESULTS, "environment": halves}, "ngram"), "float32 float16 weights, 9")
@@ -47,8 +47,8 @@ def test_the_best_k_is_told_for_each_temperature() -> None:
 def test_auto_is_told_where_no_fixed_k_is_faster() -> None:
     auto = {**row("eagle", 0, 0.0, 1.5), "k": "auto"}
     as_fast, faster = row("eagle", 3, 0.0, 1.5), row("eagle", 4, 0.0, 1.6)
-    told = [describe_results({**RESULTS, "rows": [auto, *rows]}, "eagle") for rows in ([], [as_fast], [faster])]
-    assert [*map(gist, [words.split(". On")[0] for words in told])] == [
+    sentences = [describe_results({**RESULTS, "rows": [auto, *rows]}, "eagle") for rows in ([], [as_fast], [faster])]
+    assert [*map(gist, [words.split(". On")[0] for words in sentences])] == [
         "Measured speed-up 1.50× 0 K",
         "Measured speed-up 1.50× 0 K",
         "Measured speed-up 1.60× 0 K 4",

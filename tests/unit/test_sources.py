@@ -42,7 +42,7 @@ class Zipped(Source):
     def named(cls, text: str) -> Source | None:
         return cls(path_of(text)) if text.endswith(".zip") else None
 
-    def place(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
         if not self.zip.is_file():
             raise LoadError(f"There is no file {self.zip}.")
         progress(None, f"unpacking {self}")
@@ -69,8 +69,8 @@ def test_a_new_kind_of_source_is_one_class(zipped: Path, tmp_path: Path) -> None
     save_preset(preset, "mine", tmp_path)
     assert find_preset("mine", tmp_path).target == preset.target
     alone = preset_of(str(zipped))
-    (told,) = report_on(alone, "float32", "cpu").models
-    assert tells(told.sentence(), f"{zipped}: nothing")
+    (model,) = report_on(alone, "float32", "cpu").models
+    assert tells(model.sentence(), f"{zipped}: nothing")
     stages: list[str] = []
     loaded = load(alone, "float32", "cpu", lambda _, words: stages.append(words))
     assert loaded.weights["target"] == {"source": "zip", "name": "tiny.zip"}

@@ -224,8 +224,8 @@ def test_a_few_passes_say_nothing_of_what_drafting_and_checking_cost() -> None:
 
 def test_a_short_race_is_told_to_be_short() -> None:
     rounds = [round_([A], 2, 0.004, 0.18, 0.19)] * 4
-    told = race_verdict(alone(9, prompt=0.1), raced(0.21, rounds))
-    assert gist(told) == "1.05× 2.0 Reading 11% 22% 0.93× A"
+    sentence = race_verdict(alone(9, prompt=0.1), raced(0.21, rounds))
+    assert gist(sentence) == "1.05× 2.0 Reading 11% 22% 0.93× A"
     assert "short" in race_verdict(alone(15), raced(0.0, [round_([A], 2, 0.01, 0.1, 0.11)] * 7))
     assert "short" not in race_verdict(alone(17), raced(0.0, [round_([A], 2, 0.01, 0.1, 0.11)] * 8))
 

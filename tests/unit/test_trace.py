@@ -83,12 +83,12 @@ def rounds(draw: st.DrawFn, lane: str, index: int) -> Entry:
 def server_rounds(draw: st.DrawFn, lane: str, index: int) -> Entry:
     """A round of a server that does not tell everything: the size of the draft, some ids, or where its rounds part."""
     known = st.none() | ids
-    told = draw(st.lists(known, max_size=4))
-    merged = draw(st.none() | st.integers(2, 4)) if len(told) > 2 else None
-    merged = min(merged, len(told) + 1) if merged else None
+    known_ids = draw(st.lists(known, max_size=4))
+    merged = draw(st.none() | st.integers(2, 4)) if len(known_ids) > 2 else None
+    merged = min(merged, len(known_ids) + 1) if merged else None
     kind = TokenKind.UNKNOWN if merged else TokenKind.ACCEPTED
-    emitted = [*(Token(i, kind) for i in told), Token(draw(known), TokenKind.UNKNOWN)]
-    drafted = [] if merged else [DraftedToken(i, DraftOutcome.ACCEPTED) for i in told]
+    emitted = [*(Token(i, kind) for i in known_ids), Token(draw(known), TokenKind.UNKNOWN)]
+    drafted = [] if merged else [DraftedToken(i, DraftOutcome.ACCEPTED) for i in known_ids]
     event = Round(index, tuple(drafted), tuple(emitted), None, None, draw(seconds), merged=merged)
     return Entry(lane, with_text(event, strings(draw, len(emitted)), strings(draw, len(drafted))))
 
