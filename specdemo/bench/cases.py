@@ -50,11 +50,7 @@ ALONE = Case(PLAIN, "none", 0, MATCH)
 
 
 def theirs(against: str) -> dict[str, str | None]:
-    """The methods that `--against` names, each with the address given for it.
-
-    Raises:
-        BadInput: there is no such method, or it takes no address.
-    """
+    """The methods that `--against` names, each with the address given for it."""
     named: dict[str, str | None] = {}
     for words in filter(None, map(str.strip, against.split(","))):
         method, given, address = words.partition("=")

@@ -182,11 +182,11 @@ def _read(runner: Runner, ids: Sequence[int], times: int) -> None:
 
 def rounds(on: Gpu, runner: Runner, drafter: Drafter, prompt: Sequence[int], k: int, passing: int = 0) -> list[Round]:
     """The rounds of a greedy run without the first, in which a draft model reads the prompt."""
-    rule = Forced(Settings(k=k, max_new_tokens=on.sizes.new_tokens), passing)
+    rule = ForcedMatch(Settings(k=k, max_new_tokens=on.sizes.new_tokens), passing)
     return [event for event in decode(Decoding(runner, drafter, prompt, rule)) if isinstance(event, Round)][1:]
 
 
-class Forced(Match):
+class ForcedMatch(Match):
     """Lets the first `passing` guesses of a greedy draft pass; the others must be right."""
 
     def __init__(self, settings: Settings, passing: int) -> None:

@@ -27,11 +27,7 @@ ANSWER_SECONDS = 3600
 
 
 class Server:
-    """A running server that writes texts.
-
-    Raises:
-        BadInput: it cannot be reached, or is no llama.cpp server.
-    """
+    """A running server that writes texts."""
 
     def __init__(self, address: str, version: str | None = None) -> None:
         self.client = Client(Address.read(address), silent_seconds=ANSWER_SECONDS)  # a whole text comes at once
@@ -52,9 +48,6 @@ def answered(answer: Mapping[str, Any]) -> Row:
 
     The time of the first token is part of the prompt's. A round emits the tokens that passed and one more, which is how
     rounds can be counted; the server does not report how many guesses were tested.
-
-    Raises:
-        BadInput: the answer lacks timings.
     """
     try:
         timings = answer["timings"]
@@ -78,7 +71,6 @@ def servers(
         context: the most tokens that a server must hold. Each keeps a cache of this size.
 
     Raises:
-        BadInput: a server cannot be started or reached, or serves another model.
         LoadError: the GGUF file cannot be had.
     """
     ours = [case for case in asked if case.method in (LLAMA, NGRAM, DRAFTING)]

@@ -76,11 +76,7 @@ def overall_rows(runs: Runs) -> list[Row]:
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """The facts and the runs of a file that `record` made.
-
-    Raises:
-        BadInput: it is none, or its rows are not those of its runs.
-    """
+    """The facts and the runs of a file that `record` made."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         facts = {name: saved[name] for name in FACTS}

@@ -51,9 +51,6 @@ def bench(
         remember: drafters that can copy from the answers to the prompts before, of the same temperature and repeat.
 
     When it is interrupted, it returns the texts that every case has written, if there are any.
-
-    Raises:
-        BadInput: a prompt that the model cannot read, or without room.
     """
     drafters = {case.drafter for case in cases if case.drafter in DRAFTERS}  # llama.cpp's have names of their own
     prompt_ids = {prompt.id: read(loaded, prompt, max_new_tokens, *drafters) for prompt in prompts}

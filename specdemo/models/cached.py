@@ -33,11 +33,7 @@ def list_cached() -> list[Cached]:
 
 
 def delete_cached(name: str) -> Cached:
-    """Delete a download by its name in `list_cached`.
-
-    Raises:
-        BadInput: there is none; the message names those that there are.
-    """
+    """Delete a download by its name in `list_cached`."""
     entries = {entry.name: entry for entry in list_cached()}
     if name not in entries:
         raise BadInput(f"Nothing called {name!r} was fetched. There is: {', '.join(entries) or 'nothing'}.")

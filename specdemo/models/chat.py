@@ -35,9 +35,6 @@ def encode(
 
     Args:
         rows: of the model's embedding, in which added tokens may be missing; None is enough for all.
-    Raises:
-        BadInput: the prompt is blank, cannot be encoded, or has characters or tokens that the model cannot read; or the
-            template fails, or leaves the prompt out.
     """
     if not prompt.strip():
         raise BadInput("The prompt is empty: type something first.")
@@ -135,11 +132,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any],
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: dict[str, Any]) -> tuple[str, str]:
-    """The text of a person's turn with the prompt, and with `MARK` instead.
-
-    Raises:
-        BadInput: the template fails, or leaves the prompt out.
-    """
+    """The text of a person's turn with the prompt, and with `MARK` instead."""
     failure = None
     for as_parts in (False, True):
         try:

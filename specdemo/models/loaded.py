@@ -140,19 +140,11 @@ class Loaded:
         return next((reason for make in runners if (reason := make(1).cannot_branch)), None)
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
-        """Token ids of a prompt, in the chat template unless `raw`; see `chat.encode`.
-
-        Raises:
-            BadInput: the prompt is blank or cannot be encoded, or the chat template fails.
-        """
+        """Token ids of a prompt, in the chat template unless `raw`; see `chat.encode`."""
         return chat.encode(self.tokenizer, prompt, raw, self.preset.chat_template_kwargs, self.rows)
 
     def constraint(self, grammar: str) -> Constraint:
-        """What a JSON schema or a grammar allows in a text of the target.
-
-        Raises:
-            BadInput: see `constraint.tokenizer_of` and `Constraint.of`.
-        """
+        """What a JSON schema or a grammar allows in a text of the target."""
         if self._grammar_tokenizer is None:
             self._grammar_tokenizer = tokenizer_of(self.tokenizer, self.rows, self.eos_ids)
         return Constraint.of(grammar, self._grammar_tokenizer)
@@ -216,8 +208,6 @@ def load(
         instead_of: a loaded preset that is not needed any more. If memory has no room for both, it is released, after
             everything was checked and downloaded.
     Raises:
-        BadInput: the dtype or device does not exist, the target cannot have weights of this dtype, or the two models
-            do not go together.
         LoadError: the weights cannot be fetched or opened: one sentence says why and what to do.
     """
     WEIGHTS.begin_anew()  # presets that share a chunk would keep each other's memory
@@ -346,11 +336,7 @@ def _load(
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
-    """Refuse layer-skip with as many layers as the target has.
-
-    Raises:
-        BadInput: naming the file and the number of layers.
-    """
+    """Refuse layer-skip with as many layers as the target has."""
     layers = config.get_text_config().num_hidden_layers
     if preset.skip_layers is not None and preset.skip_layers >= layers:
         raise BadInput(

@@ -196,9 +196,6 @@ def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> Non
     Args:
         lanes: for each lane, the bytes of the keys and values of a token.
         tokens: the most tokens of a lane.
-
-    Raises:
-        BadInput: saying how much they need and what is free.
     """
     needed = sum(lanes) * tokens
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()

@@ -135,11 +135,7 @@ def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Pre
 
 
 def find_preset(name: str, folder: Path = PRESETS) -> Preset:
-    """The preset of that name. Names of `preset_of` and `with_head` work too.
-
-    Raises:
-        BadInput: there is none (the message names those there are), or its file is broken.
-    """
+    """The preset of that name. Names of `preset_of` and `with_head` work too."""
     presets, broken = _read_all(folder)
     if name in broken:
         raise BadInput(broken[name])
@@ -158,9 +154,6 @@ def find_preset(name: str, folder: Path = PRESETS) -> Preset:
 def preset_of(target: str, draft: str | None = None) -> Preset:
     """A preset of models that a person names: each a hub id (also `id@revision`), a folder, a `.gguf` file, or a GGUF
     file of the hub as `id:file.gguf`. Only local files are looked up.
-
-    Raises:
-        BadInput: a name can be none of these, or is not allowed on this Space.
     """
     given = [target] if draft is None else [target, draft]
     texts = [text if os.path.exists(text) else text.strip() for text in given]
@@ -202,11 +195,7 @@ def _unquoted(text: str) -> str:
 
 
 def read_preset(path: Path) -> Preset:
-    """Read one preset file.
-
-    Raises:
-        BadInput: one sentence naming the file and the field that is wrong.
-    """
+    """Read one preset file."""
     return file_as(Preset, path, name=path.stem, asked_heads=(), results=read_results(results_path(path)))
 
 
@@ -217,11 +206,7 @@ class _Prompts:
 
 
 def load_prompts(folder: Path = PRESETS / "prompts") -> dict[str, list[str]]:
-    """Example prompts by category, in the order of display.
-
-    Raises:
-        BadInput: one sentence naming the file and the field that is wrong.
-    """
+    """Example prompts by category, in the order of display."""
     read = {category: file_as(_Prompts, folder / f"{category}.toml").prompts for category in CATEGORIES}
     return {category: [text.strip("\n") for text in texts] for category, texts in read.items()}
 

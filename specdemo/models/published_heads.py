@@ -35,7 +35,6 @@ def head_format(text: str) -> Format:
     """The format of a head that a person names. Only its configuration is fetched.
 
     Raises:
-        BadInput: it is not a head, or of a format that cannot be read.
         LoadError: the hub does not have it, or cannot be reached.
     """
     source = head_source(text)
@@ -49,7 +48,6 @@ def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple
         By drafter, the files of heads trained here and the folders of published ones; and sentences that say why some
         published heads are missing. A preset can do without those that no person asked for.
     Raises:
-        BadInput: a head that a person asked for was made for another target, is not a head, or is damaged.
         LoadError: the hub does not have that head, or cannot be reached.
     """
     heads: dict[str, Path] = {}
@@ -127,7 +125,6 @@ def report_on_head(source: Source) -> HeadReport:
     """Look at a head. Its configuration is fetched, its weights are not.
 
     Raises:
-        BadInput: it is not a head, or of a format that cannot be read.
         LoadError: the hub does not have it, or cannot be reached.
     """
     found = format_of(read_config(source.head_folder()), f"The head {source}")

@@ -159,7 +159,6 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
 
     Raises:
-        BadInput: there is no such dtype or device.
         LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
     chosen_device, draft_device = choose_devices(device)
@@ -308,11 +307,7 @@ def _config(header: Header) -> PreTrainedConfig:
 
 
 def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
-    """Write models that were given by name to a preset file, for the menu and `--preset`.
-
-    Raises:
-        BadInput: the name cannot be a file name, a preset has it already, or the folder cannot be written.
-    """
+    """Write models that were given by name to a preset file, for the menu and `--preset`."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise BadInput(f"A preset is named by letters, digits, dots and dashes, not {name!r}.")
     path = folder / f"{name}.toml"

@@ -16,11 +16,7 @@ def results_path(preset: Path) -> Path:
 
 
 def read_results(path: Path) -> Mapping[str, Any] | None:
-    """The results in a file; None if there is none.
-
-    Raises:
-        BadInput: one sentence naming the file.
-    """
+    """The results in a file; None if there is none."""
     if not path.exists():
         return None
     try:

@@ -79,11 +79,7 @@ class Source(ABC):
 
     @classmethod
     def named(cls, text: str) -> Source | None:
-        """The source that a person names; None if it is of another kind. Only local files are looked up.
-
-        Raises:
-            BadInput: it would be of this kind, but cannot be used.
-        """
+        """The source that a person names; None if it is of another kind. Only local files are looked up."""
         return None
 
     def table(self) -> dict[str, Any]:

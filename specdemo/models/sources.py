@@ -111,11 +111,7 @@ KINDS: list[type[Source]] = [Wheel, Parts, Folder, Gguf, Hub]  # the first that 
 
 
 def head_source(text: str) -> Source:
-    """The source of a head that a person names: a hub id (also `id@revision`) or a folder.
-
-    Raises:
-        BadInput: it is neither.
-    """
+    """The source of a head that a person names: a hub id (also `id@revision`) or a folder."""
     source = source_named(text)
     if not source.holds_heads:
         raise BadInput(f"{text} is no head: name its hub id or its folder.")
@@ -123,11 +119,7 @@ def head_source(text: str) -> Source:
 
 
 def source_named(text: str) -> Source:
-    """The source of a model that a person names, see `presets.preset_of`. Only local files are looked up.
-
-    Raises:
-        BadInput: the name is of no kind of source, or is not allowed on this Space.
-    """
+    """The source of a model that a person names, see `presets.preset_of`. Only local files are looked up."""
     if not is_text(text):
         raise BadInput(f"The name {text!r} is no text: rename the folder or the file.")
     if not text:

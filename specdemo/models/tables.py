@@ -149,11 +149,7 @@ def table_of(made: Any) -> dict[str, Any]:
 
 
 def file_as(kind: type[T], path: Path, **beside: Any) -> T:
-    """A TOML file as an instance of a dataclass; `beside` are fields that a file does not have.
-
-    Raises:
-        BadInput: one sentence naming the file and the field that is wrong.
-    """
+    """A TOML file as an instance of a dataclass; `beside` are fields that a file does not have."""
     fields = read_toml(path)
     try:
         for name in beside:
@@ -170,11 +166,7 @@ def file_as(kind: type[T], path: Path, **beside: Any) -> T:
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:
-    """The contents of a TOML file.
-
-    Raises:
-        BadInput: one sentence naming the file.
-    """
+    """The contents of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

@@ -12,10 +12,6 @@ from .source import Source
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """
-    Raises:
-        BadInput: it is a quantized type, and nothing here multiplies by such weights.
-    """
     if dtype not in QUANTIZED.values():
         return
     if device.type != "cpu":
@@ -25,10 +21,6 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    """
-    Raises:
-        BadInput: the weights of this family are not quantized here.
-    """
     if dtype in QUANTIZED.values() and dtype != AS_STORED and config.model_type == "gpt2":
         raise BadInput(f"The weights of GPT-2 cannot be {dtype_name(dtype)} here: choose another dtype.")
 
@@ -38,8 +30,6 @@ def check_kept(source: Source, dtype: torch.dtype, quantized: bool) -> None:
 
     Args:
         quantized: whether the files of the target have quantized weights that are kept.
-    Raises:
-        BadInput: they have none.
     """
     if dtype == AS_STORED and not quantized:
         raise BadInput(

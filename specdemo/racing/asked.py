@@ -114,11 +114,7 @@ class Request:
 
 
 def with_readers(request: Request, readers: Any) -> Request:
-    """A request with as many readers as somebody asks for. The others get examples, one of each kind in turn.
-
-    Raises:
-        BadInput: there cannot be so many, they cannot write so much, or more drafters are asked for too.
-    """
+    """A request with as many readers as somebody asks for. The others get examples, one of each kind in turn."""
     AT_ONCE.check(readers if isinstance(readers, str) else brief(whole_if_it_is(readers)))
     count, tokens = int(readers), request.settings.max_new_tokens
     if count == 1:
@@ -156,11 +152,7 @@ def fitted(request: Request, loaded: Loaded) -> tuple[Request, str]:
 
 
 def lane_of(lane: Mapping[str, Any], request: Request) -> DraftedLane:
-    """What a lane of a trace was asked for. What it does not say holds for the whole race, as in older traces.
-
-    Raises:
-        BadInput: it has something else than a drafter or a K.
-    """
+    """What a lane of a trace was asked for. What it does not say holds for the whole race, as in older traces."""
     drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else request.drafter)
     if not isinstance(drafter, str):
         raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
@@ -169,11 +161,7 @@ def lane_of(lane: Mapping[str, Any], request: Request) -> DraftedLane:
 
 
 def read_lanes(texts: Any) -> list[DraftedLane]:
-    """The drafted lanes of a race as a person gives them: `["eagle:4", "ngram:auto", "eagle:tree-8"]`.
-
-    Raises:
-        BadInput: there are too many or none, one of them is not a lane, or two are the same.
-    """
+    """The drafted lanes of a race as a person gives them: `["eagle:4", "ngram:auto", "eagle:tree-8"]`."""
     if not isinstance(texts, (list, tuple)) or not texts:
         raise BadInput(f"The lanes must be a list of texts like eagle:4, not {brief(texts)}.")
     if len(texts) > MOST_DRAFTED:

@@ -29,9 +29,6 @@ def batch(loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settin
     """Decode prompts, at most `at_once` at a time: the events of each with its index, see `decode_batch`.
 
     Prompt i has the seed + i. The text of each is the one that it gets alone.
-
-    Raises:
-        BadInput: as for `race.race`.
     """
     check_prompts(loaded, drafter, prompts, settings, at_once)
     settings = replace(settings, k=0) if drafter == "none" else settings
@@ -52,8 +49,6 @@ def check_prompts(
 
     Args:
         lanes: in how many runs the target reads each prompt, of which one has the drafter.
-    Raises:
-        BadInput: as for `race.race`.
     """
     check_drafter(loaded, drafter)
     check_rule(drafter, settings, at_once)
@@ -67,9 +62,6 @@ def check_prompts(
 def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
     """The race that is asked for, see `race.race`. The prompts of several readers are decoded at once without a
     drafter, and at once with it, see `entries_of`.
-
-    Raises:
-        BadInput: as for `race.race`.
     """
     prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
     if not asked.others:
@@ -83,11 +75,7 @@ def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
 
 
 def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
-    """Run the race of a trace again, see `race.again`; several readers at once again, each as far as it went.
-
-    Raises:
-        BadInput: as for `race.again`.
-    """
+    """Run the race of a trace again, see `race.again`; several readers at once again, each as far as it went."""
     if not request_of(header).others:
         yield from race.again(loaded, header, recorded)
         return

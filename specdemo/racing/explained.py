@@ -28,8 +28,6 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
 
     Args:
         lane: by default the first lane with a drafter.
-    Raises:
-        BadInput: there is no such round.
     """
     lane = lane or next((entry.lane for entry in entries if entry.lane != PLAIN), PLAIN)
     own = [entry for entry in entries if entry.lane == lane]

@@ -82,19 +82,11 @@ class MemoryFile:
     """A memory that is kept from command to command."""
 
     def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            BadInput: there is a file, and it is no memory.
-        """
         self.path = path
         self._read()
 
     def memory(self, loaded: Loaded) -> Memory:
-        """What the file holds now; nothing if there is none yet.
-
-        Raises:
-            BadInput: it is no memory, or that of another tokenizer.
-        """
+        """What the file holds now; nothing if there is none yet."""
         found = self._read()
         if found is None:
             return Memory()

@@ -44,11 +44,7 @@ def check_drafter(loaded: Loaded, drafter: str) -> None:
 
 
 def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters: str) -> None:
-    """Refuse a run that does not fit in the context of the target, or in that of a drafter.
-
-    Raises:
-        BadInput: as `check_room` does.
-    """
+    """Refuse a run that does not fit in the context of the target, or in that of a drafter."""
     check_room(prompt_tokens, settings, loaded.context)
     for drafter in drafters:
         if (limit := drafter_class(drafter).needs(loaded.parts).context) is not None:
@@ -78,11 +74,7 @@ def check_rule(drafter: str, settings: Settings, readers: int = 1) -> None:
 
 
 def drafters_of(loaded: Loaded, names: str) -> list[str]:
-    """The drafters in a list separated by commas; if it is empty, all that this preset can use.
-
-    Raises:
-        BadInput: one of those named does not exist, or this preset has nothing for it.
-    """
+    """The drafters in a list separated by commas; if it is empty, all that this preset can use."""
     if not names:
         able = (name for name in DRAFTERS if not drafter_class(name).needs(loaded.parts).missing)
         return [name for name in able if name != "none"]
@@ -107,7 +99,6 @@ def start(
     measured first, see `decoding.measuring`.
 
     Raises:
-        BadInput: no such drafter, prompt and new tokens exceed the context, or K = auto with rejection sampling.
         Stopped: the person who waits for it stopped it while costs were measured.
     """
     check_drafter(loaded, drafter)
@@ -186,9 +177,6 @@ def race(
     """Race the target alone, with a drafter, and with those of `more` lanes, see `race_lanes`.
 
     Above temperature 0 the drafted rounds come with their probabilities.
-
-    Raises:
-        BadInput: as for `start`, or memory has no room for the keys and values of all lanes.
     """
     drafted = lanes_by_name([DraftedLane.of(drafter, settings), *more])
     for lane in drafted.values():  # before any of them takes memory
@@ -217,9 +205,6 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     """Run the race of a trace again, each lane with its recorded seed and the recorded K of each round.
 
     A lane that was stopped goes as far as it went.
-
-    Raises:
-        BadInput: the trace lacks something, or the preset has other weights now.
     """
     asked = asked_again(loaded, header)
     prompt_ids = loaded.encode(asked.prompt, asked.raw)
@@ -237,11 +222,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
 
 
 def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
-    """What the race of a trace was asked for, if it can be run again.
-
-    Raises:
-        BadInput: the trace does not say, or this version has other weights or random numbers.
-    """
+    """What the race of a trace was asked for, if it can be run again."""
     asked = request_of(header)
     if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
         raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
@@ -260,11 +241,7 @@ def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
 
 
 def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
-    """The lanes of a trace by name, with the drafter and the K of each; older traces have one for the whole race.
-
-    Raises:
-        BadInput: a lane has something else than a drafter or a K.
-    """
+    """The lanes of a trace by name, with the drafter and the K of each; older traces have one for the whole race."""
     asked = request_of(header)
     return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
 
@@ -273,9 +250,6 @@ def recorded_settings(events: Sequence[Event], drafter: str, settings: Settings)
     """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
 
     K is 0 after the recorded rounds, which matters if the texts differ.
-
-    Raises:
-        BadInput: the trace does not say.
     """
     auto = settings.k == AUTO and drafter != "none"
     # Of a draft that stopped early, as many tokens as it had are asked for. Not of a parallel draft or a tree: with a

@@ -124,11 +124,7 @@ def _known(value: Any, but: str = "") -> Any:
 
 
 def trace_lines(path: Path) -> list[str]:
-    """The lines of a trace file, for `read_trace`; it is packed if its name ends in .gz.
-
-    Raises:
-        BadInput: it cannot be read or unpacked, is too large, or is not text.
-    """
+    """The lines of a trace file, for `read_trace`; it is packed if its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             trace = file.read(MAX_FILE + 1)
@@ -144,9 +140,6 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
 
     Of the header only the version and the names of the lanes are checked. The header of a version 1 trace gets the
     `lanes` of version 2.
-
-    Raises:
-        BadInput: naming the line that does not belong into a trace.
     """
     header: dict[str, Any] | None = None
     entries: list[Entry] = []
@@ -186,11 +179,7 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def request_of(header: dict[str, Any]) -> Request:
-    """What the race of a trace was asked for.
-
-    Raises:
-        BadInput: the header does not say.
-    """
+    """What the race of a trace was asked for."""
     try:
         prompt, preset, drafter = (header[name] for name in ("prompt", "preset", "drafter"))
         if not all(isinstance(text, str) for text in (prompt, preset, drafter)):

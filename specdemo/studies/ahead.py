@@ -97,11 +97,7 @@ class DraftsAhead(Study):
                 yield str(way)
 
     def _write(self, prompt: str, prompt_ids: Sequence[int], way: Way) -> Text:
-        """Write a text by a method.
-
-        Raises:
-            BadInput: as `race.start` does.
-        """
+        """Write a text by a method."""
         drafter = "none" if way.method == ALONE else self.asked["drafter"]
         settings = replace(self.settings, ahead=way.fan_out, k=way.k)
         race.check_fits(self.loaded, len(prompt_ids), settings, drafter)

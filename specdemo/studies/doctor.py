@@ -39,11 +39,7 @@ SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class DoctorPlan:
-    """What is measured: `each` prompts of every kind, requests `at_once`, prompts of about `contexts` tokens.
-
-    Raises:
-        BadInput: a number is out of range.
-    """
+    """What is measured: `each` prompts of every kind, requests `at_once`, prompts of about `contexts` tokens."""
 
     each: int = 2
     settings: Settings = field(default_factory=lambda: Settings(max_new_tokens=96))
@@ -137,7 +133,6 @@ class Doctor:
         """Measure; yields what it is at. Close it to stop. Whatever ends it, what was measured by then stays.
 
         Raises:
-            BadInput: a server cannot be asked or answers something else, and nothing has been measured yet.
             Stopped: whoever waits for it has stopped it.
         """
         self._until = time.monotonic() + self.plan.seconds

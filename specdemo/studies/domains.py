@@ -106,11 +106,7 @@ class Counts:
     texts: int = 0
 
     def add(self, category: str, entries: Iterable[Entry]) -> None:
-        """Count one text: the entries of one lane, in order.
-
-        Raises:
-            BadInput: its drafts are trees, which have many tokens at the same position.
-        """
+        """Count one text: the entries of one lane, in order."""
         text, name = "", str(self.texts)
         self.texts += 1
         for entry in entries:

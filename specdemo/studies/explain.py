@@ -85,8 +85,6 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
 
     Args:
         parallel: the drafter drafts all tokens at once, see `theory.Costs`.
-    Raises:
-        BadInput: a lane has no rounds, nothing was drafted and tested, or the drafts are trees.
     """
     alone = [event for event in plain if isinstance(event, Round)]
     rounds = [event for event in speculative if isinstance(event, Round)]

@@ -61,8 +61,6 @@ def greedy(
 
     Args:
         settings: temperature 0, or the match rule; transformers is compared with at temperature 0 only.
-    Raises:
-        BadInput: a drafter cannot be used here, or a prompt has no room.
     """
     transformers = transformers and settings.temperature == 0
     for name in drafters:
@@ -87,9 +85,6 @@ def against_server(
 ) -> Iterator[GreedyCheck]:
     """Check every prompt against a server that runs the same model: both read the same token ids, without a drafter of
     ours, at temperature 0.
-
-    Raises:
-        BadInput: it cannot be asked, or its tokens are others; or a prompt has no room.
     """
     settings = Settings(0, max_new_tokens=max_new_tokens)
     for prompt in prompts:
@@ -111,11 +106,7 @@ def against_server(
 
 
 def check_tokens(loaded: Loaded, server: LlamaCpp, ids: Sequence[int]) -> None:
-    """Refuse a server whose token ids mean something else.
-
-    Raises:
-        BadInput: naming its model.
-    """
+    """Refuse a server whose token ids mean something else."""
     if server.text_of(ids) != loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False):
         raise BadInput(
             f"The server at {server.client.address} runs {server.facts['model']}, whose tokens are not those of the "

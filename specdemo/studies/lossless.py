@@ -77,8 +77,6 @@ def exact(
 
     Args:
         broken: one of `rules.BROKEN` to compute with, instead of the rule of the settings.
-    Raises:
-        BadInput: the drafter cannot be used here, or the prompt has no room.
     """
     make_rule(settings, broken)
     for event, draft in _on_paper(loaded, drafter, prompt_ids, settings, broken):
@@ -167,9 +165,6 @@ def telling_context(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], set
     """The text up to the round, of one generated answer, where a broken rule would do most harm to the first token.
 
     Where p is nearly certain, or p and q agree or have nothing in common, it would be hard to notice.
-
-    Raises:
-        BadInput: nothing was drafted in the whole answer.
     """
     harms: list[tuple[float, int]] = []
     text = list(prompt_ids)
@@ -265,9 +260,6 @@ def sampling(
     seed. Only the networks do not run twice on the same text: their logits are stored, and the tests compare with the
     `probabilities` of those. So they show that speculation turns logits into tokens as sampling does. The greedy
     certificate shows that a pass over several tokens gives the same logits as passes over one.
-
-    Raises:
-        BadInput: temperature 0, a context of less than two tokens or without room, or an unusable drafter.
     """
     if settings.temperature == 0:
         raise BadInput("At temperature 0 nothing is sampled: choose a temperature above 0.")

@@ -123,9 +123,6 @@ def profile(
 
     All at temperature 0. Passes go to the full `new_tokens`, past any end of the text; drafts end with it. Close it to
     stop. The first time round only warms up, and yields empty lists. A draft model without room for that is not timed.
-
-    Raises:
-        BadInput: the context has no room, or a drafter cannot be used here.
     """
     longest = MAX_K + 1
     settings = Settings(k=k, max_new_tokens=max(new_tokens, longest))

@@ -27,12 +27,7 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts from JSON lines of `id`, `category` and `prompt`.
-
-    Raises:
-        BadInput: the file cannot be read, a line is not such an object, two have the same id, or a category has the
-            name of all.
-    """
+    """Prompts from JSON lines of `id`, `category` and `prompt`."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of a line
     except OSError as error:
@@ -61,11 +56,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
 
 
 def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], str]:
-    """Those that the model can read, and a sentence on the others, if any: a character model may know no digits.
-
-    Raises:
-        BadInput: it can read none.
-    """
+    """Those that the model can read, and a sentence on the others, if any: a character model may know no digits."""
     can: list[Prompt] = []
     cannot: list[str] = []
     for prompt in prompts:

@@ -102,11 +102,7 @@ def group_of(ids: Sequence[Sequence[int]], size: int, repeat: int) -> list[Seque
 def decode_group(
     loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, repeat: int
 ) -> BatchRun:
-    """Decode prompts at once, until the first of them ends.
-
-    Raises:
-        BadInput: as `batch.batch` does, or one of them failed.
-    """
+    """Decode prompts at once, until the first of them ends."""
     tokens, rounds, seconds = 0, 0, 0.0
     with closing(batch.batch(loaded, drafter, prompts, settings, len(prompts))) as events:  # type: ignore[type-var]
         for _, event in events:

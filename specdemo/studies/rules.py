@@ -45,11 +45,7 @@ BROKEN: dict[str, Callable[[Settings], Rule]] = {
 
 
 def make_rule(settings: Settings, broken: str = "") -> Rule:
-    """The rule of the settings, or one of `BROKEN` in its place.
-
-    Raises:
-        BadInput: there is no such broken rule.
-    """
+    """The rule of the settings, or one of `BROKEN` in its place."""
     if broken and broken not in BROKEN:
         raise BadInput(f"There is no broken rule called {broken!r}. Choose one of: {', '.join(BROKEN)}.")
     return BROKEN[broken](settings) if broken else rule_for(settings)

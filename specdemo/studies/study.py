@@ -104,11 +104,7 @@ class Study:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the form by name. Fields of servers may be missing.
-
-        Raises:
-            BadInput: the first one that is wrong.
-        """
+        """The values of the form by name. Fields of servers may be missing."""
         optional = cls._of_servers() - values.keys()
         return {field.name: field.read(values.get(field.name)) for field in cls.form() if field.name not in optional}
 
@@ -128,11 +124,7 @@ class Study:
         self.left_out = ""
 
     def run(self) -> Iterator[str]:
-        """Measure; yields what it is at. What there is when it is closed can be shown.
-
-        Raises:
-            BadInput: the preset cannot do it.
-        """
+        """Measure; yields what it is at. What there is when it is closed can be shown."""
         raise NotImplementedError
 
     def words(self) -> list[str]:
@@ -173,21 +165,13 @@ class Study:
         return some_of_each(file, prompts) if isinstance(prompts, int) else prompts
 
     def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those that the model can read; notes which are left out.
-
-        Raises:
-            BadInput: it can read none.
-        """
+        """Those that the model can read; notes which are left out."""
         can, self.left_out = readable(self.loaded, prompts)
         return can
 
 
 def settings_in(asked: Mapping[str, Any]) -> Settings:
-    """The settings among what is asked for.
-
-    Raises:
-        BadInput: one is out of range.
-    """
+    """The settings among what is asked for."""
     return Settings(**{name: asked[name] for name in SETTINGS if name in asked})
 
 

@@ -83,10 +83,6 @@ class Sweep(Study):
         """Each run is a race: the drafter and the target alone take turns, so both run on the machine in the same
         state. The order of the cases moves on by one with every text, and within a case the lane that begins changes,
         so no case always comes first. A short race of each case comes before all others, to warm up.
-
-        Raises:
-            BadInput: a setting out of range, a drafter that cannot be used here, a prompt without room, or no K above
-                0.
         """
         loaded, cases = self.loaded, self.cases
         if not cases:

@@ -70,9 +70,6 @@ def best_k(alpha: float, costs: Costs) -> int:
 def table(costs: Costs, alpha: float | None = None, ks: Sequence[int] = SHOWN) -> list[dict[str, float | int | None]]:
     """A row for each K: `k`, `ideal_speedup` (every guess passes, checking is free), `verify_cost`,
     `break_even_alpha` and, for a given alpha, `expected_tokens` and `speedup`.
-
-    Raises:
-        BadInput: alpha is not a probability.
     """
     if alpha is not None and not 0 <= alpha <= 1:
         raise BadInput(f"alpha is a probability, from 0 to 1, not {alpha!r}.")

@@ -59,7 +59,6 @@ class Writer(Protocol):
             alone: whether nothing else is asked of it meanwhile.
 
         Raises:
-            BadInput: it cannot be had: one sentence.
             Stopped: whoever waits for it has stopped it.
         """
 

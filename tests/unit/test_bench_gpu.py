@@ -215,7 +215,7 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
 
     monkeypatch.setattr(gpu_passes, "EagerRunner", broken)
     monkeypatch.setattr(gpu_pair, "generate", broken)
-    broken_in(gpu_passes, "Forced", lambda settings, passing: passing == 3)
+    broken_in(gpu_passes, "ForcedMatch", lambda settings, passing: passing == 3)
     broken_in(gpu_pair.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
     found = measured(TINY)
     others = "hf", "hf-assisted", "hf-assisted-tuned, K = 1", "hf-assisted-tuned, K = 3"
