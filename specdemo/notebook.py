@@ -115,7 +115,6 @@ def race(
         dtype: of the weights, see `loaded.load`.
         settings: any of `types.Settings`, as temperature or max_new_tokens, and raw, isolated, readers.
     Raises:
-        BadInput: something asked for does not exist or cannot be used; the message says what can.
         TypeError: there is no such setting.
     """
     known = {name: default for name, (_, default) in parameters().items()}

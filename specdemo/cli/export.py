@@ -51,11 +51,7 @@ def export(
 
 
 def kind_of(name: str) -> Any:
-    """The class of a kind of head.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The class of a kind of head."""
     from ..drafters.heads.kinds import KINDS
 
     if name not in KINDS:

@@ -238,11 +238,7 @@ def lossless(
 
 
 def costs_in(profile: Path, drafter: str) -> Any:
-    """The costs of a drafter in a file that `lab profile --json` wrote.
-
-    Raises:
-        BadInput: it cannot be read, is something else, or has no such drafter.
-    """
+    """The costs of a drafter in a file that `lab profile --json` wrote."""
     from ..studies.profile import costs
 
     try:

@@ -47,11 +47,7 @@ class Models:
 
     @cached_property
     def chosen(self) -> Preset:
-        """The preset of these models.
-
-        Raises:
-            BadInput: there is no such preset, or a name can be no model's.
-        """
+        """The preset of these models."""
         if self.head is None:
             return self._without_head(self.target)
         found = import_quickly("specdemo.models.published_heads").head_format(self.head)
@@ -88,7 +84,6 @@ class Models:
         Args:
             raw: whether prompts are continued without the chat template; None is as the preset has it.
         Raises:
-            BadInput: there is no such preset.
             LoadError: it cannot be loaded.
         """
         preset = self.chosen

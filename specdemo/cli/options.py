@@ -148,11 +148,7 @@ class DecodingOptions(Decoded):  # type: ignore[misc,valid-type]
     def request(
         self, prompt: str, preset: Preset, lane_names: Sequence[str] | None = None, readers: int = 1
     ) -> Request:
-        """What is asked for, complete.
-
-        Raises:
-            BadInput: there is no such lane, a setting is out of range, or the prompt on stdin is not text.
-        """
+        """What is asked for, complete."""
         given = asdict(self)
         more: tuple[DraftedLane, ...] = ()
         if lane_names:
@@ -178,11 +174,7 @@ class DecodingOptions(Decoded):  # type: ignore[misc,valid-type]
 
 
 def memory_file(path: Path | None) -> MemoryFile | None:
-    """The memory in a file, if one is named.
-
-    Raises:
-        BadInput: it cannot be read or could not be written, or is no memory.
-    """
+    """The memory in a file, if one is named."""
     check_writable(path)
     return None if path is None else MemoryFile(path)
 
@@ -196,11 +188,7 @@ def read_prompt(prompt: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        BadInput: it cannot be read or is empty.
-    """
+    """The text of a file."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # PowerShell begins files with a mark
     except (OSError, UnicodeDecodeError) as error:
@@ -211,11 +199,7 @@ def read_text(path: Path) -> str:
 
 
 def read_grammar(schema: Path | None, grammar: Path | None) -> str:
-    """The text of the file that constrains the text; "" if there is none.
-
-    Raises:
-        BadInput: there are two, it cannot be read or is empty, or the schema is not a JSON object.
-    """
+    """The text of the file that constrains the text; "" if there is none."""
     if schema is not None and grammar is not None:
         raise BadInput("A text has one constraint: give --schema or --grammar.")
     path = schema or grammar
@@ -311,11 +295,7 @@ def with_progress(steps: Iterable[Item], total: int) -> Iterator[Item]:
 
 
 def numbers(text: str, kind: Callable[[str], Item], what: str) -> list[Item]:
-    """The numbers of an option that takes several, separated by commas.
-
-    Raises:
-        BadInput: one of them is none; `what` names the option's numbers.
-    """
+    """The numbers of an option that takes several, separated by commas."""
     try:
         return list(dict.fromkeys(kind(word.strip()) for word in text.split(",")))
     except ValueError as error:
@@ -323,11 +303,7 @@ def numbers(text: str, kind: Callable[[str], Item], what: str) -> list[Item]:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Refuse, before any work is done, files that could not be written.
-
-    Raises:
-        BadInput: naming the folder that is not there or the file.
-    """
+    """Refuse, before any work is done, files that could not be written."""
     for file in files:
         if file is None:
             continue

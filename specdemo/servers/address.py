@@ -34,11 +34,7 @@ class Address:
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """Read an address such as http://127.0.0.1:8080, which may end in `/v1`.
-
-        Raises:
-            BadInput: it is not such an address, or may not be asked from here.
-        """
+        """Read an address such as http://127.0.0.1:8080, which may end in `/v1`."""
         wrong = "A server's address looks like http://127.0.0.1:8080"
         if len(text) > MAX_ADDRESS:
             raise BadInput(f"{wrong}: at most {MAX_ADDRESS} characters.")
@@ -58,11 +54,7 @@ class Address:
         return address if names is None else address.pinned_if_in(names)
 
     def pinned_if_in(self, names: Sequence[str]) -> Address:
-        """This address with its name resolved for good.
-
-        Raises:
-            BadInput: it is not among `names`, or its name has no address or one in a private network.
-        """
+        """This address with its name resolved for good."""
         entries = (entry.rstrip("/").lower() for entry in names)
         if str(self) not in {entry if _has_port(entry) else f"{entry}:{PORTS.get(self.scheme)}" for entry in entries}:
             raise BadInput(

@@ -85,11 +85,7 @@ class Client:
         self.close()
 
     def get(self, path: str) -> dict[str, Any]:
-        """The server's answer, a JSON object.
-
-        Raises:
-            BadInput: it answers something else, or nothing: one sentence.
-        """
+        """The server's answer, a JSON object."""
         return self._object("GET", path, None)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
@@ -97,22 +93,14 @@ class Client:
         return self._object("POST", path, body)
 
     def read(self, kind: type[T], answer: dict[str, Any], otherwise: str) -> T:
-        """An answer as an instance of a dataclass.
-
-        Raises:
-            BadInput: it is not one. `otherwise` says what the server does instead.
-        """
+        """An answer as an instance of a dataclass."""
         try:
             return table_as(kind, answer)
         except ValidationError:
             raise self.wrong(otherwise) from None
 
     def text(self, path: str) -> str:
-        """A page of plain text, such as the counters.
-
-        Raises:
-            BadInput: as `get`.
-        """
+        """A page of plain text, such as the counters."""
         with self._answer("GET", path, None) as response:
             return self._read(response).decode(errors="replace")
 
@@ -122,7 +110,6 @@ class Client:
         Yields:
             The seconds from the request to the event, and the event.
         Raises:
-            BadInput: the answer is cut off, stalls, is endless, or is not such a stream: one sentence.
             ValueError: an event is not of this kind.
         """
         began = time.perf_counter()

@@ -29,11 +29,7 @@ class Dialect(Protocol):
         """A text as the server's model reads it: as it is, or in the server's own chat template."""
 
     def steps(self, prompt: Prompt, settings: Settings, report: ServerReport) -> Iterator[Step]:
-        """One text, greedy or sampled. Fills in `report`, which is complete after the last step.
-
-        Raises:
-            BadInput: the server answers something else: one sentence.
-        """
+        """One text, greedy or sampled. Fills in `report`, which is complete after the last step."""
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of some tokens."""
@@ -41,9 +37,6 @@ class Dialect(Protocol):
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
         """The log-probabilities of the likeliest tokens after a prompt and some tokens of its answer; none if the
         server does not say. Their differences are those of the logits.
-
-        Raises:
-            BadInput: as `steps`.
         """
 
     def counters(self) -> Counters | None:
@@ -60,21 +53,13 @@ class _Model:
 
 @contextmanager
 def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
-    """The server at an address. An empty `key` counts as none.
-
-    Raises:
-        BadInput: as `find_dialect`.
-    """
+    """The server at an address. An empty `key` counts as none."""
     with Client(address, key or None) as client:
         yield find_dialect(client)
 
 
 def find_dialect(client: Client) -> Dialect:
-    """Recognise the kind of a server by what it says of its models.
-
-    Raises:
-        BadInput: it cannot be asked, or is of no known kind.
-    """
+    """Recognise the kind of a server by what it says of its models."""
     answer = client.get("/v1/models")
     with suppress(ValidationError):
         model = table_as(_Model, answer)

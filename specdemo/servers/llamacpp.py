@@ -93,9 +93,6 @@ class LlamaCpp:
 
         The server gives the probability only of a token that it emits. So each token is asked for by itself, and its
         logit gets a bias, which the probabilities do not contain. The cache holds what comes before.
-
-        Raises:
-            BadInput: the server answers something else.
         """
         total = 0.0
         for place, token in enumerate(ids[1:], start=1):
@@ -109,11 +106,7 @@ class LlamaCpp:
         return total
 
     def written(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """The ids of a greedy text that is sent as a whole: a stream omits tokens that end inside a character.
-
-        Raises:
-            BadInput: as `steps`.
-        """
+        """The ids of a greedy text that is sent as a whole: a stream omits tokens that end inside a character."""
         asked = asked_of(prompt, Settings(0, max_new_tokens=max_new_tokens))
         answer = self.client.post("/completion", **asked, return_tokens=True)
         return [*self.client.read(TokenIds, answer, "does not tell the ids of its tokens").tokens]

@@ -35,11 +35,7 @@ class ServerRace:
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, server: Dialect, baseline: Baseline) -> Iterator[Entry]:
-        """One text by the baseline, then one by the server. If it is closed early, what there is stays.
-
-        Raises:
-            BadInput: a server cannot be asked or answers something else, or the trace is of another race.
-        """
+        """One text by the baseline, then one by the server. If it is closed early, what there is stays."""
         asked, lanes, answers = self.asked, dict[str, Lane](), dict[str, tuple[Dialect, ServerReport]]()
         for name, side in ((PLAIN, baseline), (SPECULATIVE, server)):
             if isinstance(side, tuple):

@@ -48,11 +48,7 @@ class SGLang:
         self.facts = {"engine": "SGLang", "version": "unknown", "model": model}
 
     def prompt_of(self, text: str, raw: bool) -> Prompt:
-        """As `Dialect.prompt_of`.
-
-        Raises:
-            BadInput: the server cannot put a text into its chat template.
-        """
+        """As `Dialect.prompt_of`."""
         asked = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
         try:
             answer = self.client.post("/v1/tokenize", model=self.model, **asked)

@@ -97,11 +97,7 @@ class ServerReport:
 
 
 def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, report: ServerReport) -> list[Step]:
-    """The pieces of a stream as steps: when each came, its tokens and their text. Text without a token is the rest.
-
-    Raises:
-        BadInput: there are more than `most` tokens, or the text was not finished.
-    """
+    """The pieces of a stream as steps: when each came, its tokens and their text. Text without a token is the rest."""
     steps: list[Step] = []
     tokens, before = 0, 0.0
     for seconds, ids, text in pieces:
@@ -120,11 +116,7 @@ def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, repo
 
 
 def reason_in(reason: str, matched: object) -> FinishReason:
-    """Why a text ended, as vLLM and SGLang report it: `matched` is the stop string or the id that ended it.
-
-    Raises:
-        BadInput: the server gave up before its end.
-    """
+    """Why a text ended, as vLLM and SGLang report it: `matched` is the stop string or the id that ended it."""
     if reason == "length":
         return FinishReason.LENGTH
     if reason == "stop":
@@ -133,21 +125,13 @@ def reason_in(reason: str, matched: object) -> FinishReason:
 
 
 def check_limit(tokens: int, most: int) -> None:
-    """Refuse an endless answer.
-
-    Raises:
-        BadInput: `tokens` is more than `most`.
-    """
+    """Refuse an endless answer."""
     if tokens > most:
         raise BadInput(f"The server sends more than the {most} tokens that it was asked for.")
 
 
 def events_of(steps: Iterable[Step], report: ServerReport) -> Iterator[Event]:
-    """The events of a lane. The first token comes with the prompt. `report` is read after the last step.
-
-    Raises:
-        BadInput: the server wrote nothing.
-    """
+    """The events of a lane. The first token comes with the prompt. `report` is read after the last step."""
     index = -1
     for step in steps:
         rest = step

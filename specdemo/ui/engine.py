@@ -206,10 +206,6 @@ class Engine:
             self._own = dict([*others, (key, preset)][-MOST_OWN:])
 
     def check(self, preset: Any) -> None:
-        """
-        Raises:
-            BadInput: there is no such preset.
-        """
         one_of("preset", preset, list(self.offered if preset not in [*self.presets] else self.presets))
 
     def begin_loading(self, preset: str) -> None:

@@ -29,10 +29,6 @@ log = logging.getLogger("specdemo.races")
 
 
 def check_available() -> None:
-    """
-    Raises:
-        BadInput: the package that counts is missing.
-    """
     if find_spec("prometheus_client") is None:
         raise BadInput("--metrics needs the package prometheus-client: pip install prometheus-client.")
 

@@ -45,10 +45,6 @@ MISSING = 'The tools for language models need the package mcp: pip install "grad
 
 
 def check_available() -> None:
-    """
-    Raises:
-        BadInput: the package that speaks the protocol is missing.
-    """
     if find_spec("mcp") is None:
         raise BadInput(f"{MISSING}.")
 
@@ -270,11 +266,7 @@ def recorded_presets() -> dict[str, str]:
 
 @cache
 def recorded(preset: str) -> tuple[dict[str, Any], list[Entry]]:
-    """The recording of a preset.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The recording of a preset."""
     if preset not in recorded_presets():
         raise BadInput(f"There is no recorded race of {preset!r}. There is one of: {', '.join(recorded_presets())}.")
     return read_trace(trace_lines(RECORDINGS / f"{recorded_presets()[preset]}{SUFFIX}"))

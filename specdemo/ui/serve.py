@@ -41,9 +41,6 @@ def serve(
         dtype: of the weights of all presets, see `loaded.load`.
         metrics: whether the counters of `health` can be read.
         mcp: whether language models may use the page, see `mcp`; also if `GRADIO_MCP_SERVER` is true.
-    Raises:
-        BadInput: there is no such preset or none at all, no such dtype, the address cannot be served at, `auth`
-            cannot be read, or the tools cannot be offered.
     """
     zero.prepare()
     check_dtype_name(dtype)
@@ -84,11 +81,7 @@ def serve(
 
 
 def read_logins(file: Path) -> list[tuple[str, str]]:
-    """The names and passwords of those who may log in, from a file of `user:password` lines.
-
-    Raises:
-        BadInput: the file cannot be read, names nobody or has a line that is not of this form; no password is quoted.
-    """
+    """The names and passwords of those who may log in, from a file of `user:password` lines."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -82,11 +82,7 @@ def _explained(found: Explained) -> Section:
 
 
 def theory_of(values: Mapping[str, Any], measured: Measured | None = None) -> Picture:
-    """The theory for numbers that someone tries, and beside it what was measured.
-
-    Raises:
-        BadInput: a number is out of range.
-    """
+    """The theory for numbers that someone tries, and beside it what was measured."""
     read = {field.name: field.read(values.get(field.name)) for field in Theory.fields[:3]}
     costs = theory.Costs(read["draft_ms"] / read["target_ms"])
     if measured and all(read[name] == measured.numbers[name] for name in ("draft_ms", "target_ms")):
@@ -95,11 +91,7 @@ def theory_of(values: Mapping[str, Any], measured: Measured | None = None) -> Pi
 
 
 def race_numbers(run: RaceRun | None) -> tuple[dict[str, float], Measured]:
-    """The numbers of a race for the form, and what the theory says to it.
-
-    Raises:
-        BadInput: there is no race, or nothing was drafted in it.
-    """
+    """The numbers of a race for the form, and what the theory says to it."""
     if run is None or not run.entries or run.request.drafter not in DRAFTERS:  # a server's race has no costs
         raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
     found = explain_race(run.entries, run.request.drafter)

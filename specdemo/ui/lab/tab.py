@@ -155,11 +155,7 @@ class StudyTab:
         return list(self.fields.values())[:3] if self.study is Theory else []
 
     def read(self, values: Any, seconds: float) -> LabRun:
-        """The run that the raw values of the preset and of the form ask for.
-
-        Raises:
-            BadInput: the first value that is wrong.
-        """
+        """The run that the raw values of the preset and of the form ask for."""
         preset, *given = values
         self.engine.check(preset)
         return LabRun(preset, self.study, self.study.read(dict(zip(self.fields, given, strict=True))), seconds)

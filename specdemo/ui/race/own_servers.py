@@ -19,11 +19,7 @@ from .run import RaceRun
 
 
 def read_servers(request: Request, values: Sequence[Any], seconds: float | None = None) -> ServerRun:
-    """The race of the servers that the `values` of the fields name.
-
-    Raises:
-        BadInput: the first value that is wrong.
-    """
+    """The race of the servers that the `values` of the fields name."""
     if request.others:
         raise BadInput("A server is raced with 1 reader: choose 1 reader at once.")
     server, baseline = read_addresses(values)
@@ -35,9 +31,6 @@ def read_addresses(values: Sequence[Any]) -> tuple[ServerAddress, ServerAddress 
 
     Args:
         values: the address of the server, its key, and both of its baseline.
-
-    Raises:
-        BadInput: the first value that is wrong.
     """
     server, key, baseline, other = values
     if (found := _server_address(server, key)) is None:

@@ -34,9 +34,6 @@ def read_request(
         stop: a list, or a text with one string a line (where \n stands for a line break).
         readers: how many prompts are decoded at once; the others are examples.
         lanes: texts like eagle:4, which then stand for `drafter`, K and `tree`; None if those are given.
-
-    Raises:
-        BadInput: a sentence naming what was given and what is allowed.
     """
     if not isinstance(prompt, str):
         raise BadInput("The prompt must be a text.")

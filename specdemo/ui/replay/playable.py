@@ -56,11 +56,7 @@ def playable_json(kind: str, lines: Callable[[], Iterable[str]]) -> str:
 
 
 def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
-    """What the script plays, see above.
-
-    Raises:
-        BadInput: the header lacks what is needed, or there is nothing to play.
-    """
+    """What the script plays, see above."""
     if not entries:
         raise BadInput("The trace holds no events.")
     request, facts = playable_request(header), facts_of(header)
@@ -99,11 +95,7 @@ def _title(name: str, held: Collection[str]) -> str | None:
 
 
 def playable_request(header: dict[str, Any]) -> Request:
-    """What the race of a trace was asked for.
-
-    Raises:
-        BadInput: the header does not say it.
-    """
+    """What the race of a trace was asked for."""
     asked = request_of(header)
     if max(map(len, asked.prompts)) > MAX_PROMPT or len(asked.preset) > MAX_WORDS or len(asked.drafter) > MAX_WORDS:
         raise BadInput("Line 1 of the trace cannot be read: prompt, preset or drafter is too long.")
