@@ -180,7 +180,7 @@ def memory_file(path: Path | None) -> MemoryFile | None:
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt, or for - what stands on stdin. Raises: BadInput: that is not text."""
+    """The prompt, or for - what stands on stdin."""
     try:
         return sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:

@@ -27,7 +27,7 @@ def can_start() -> bool:
 
 @contextmanager
 def started(asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The address and the version of a server in a process of its own, see `llamacpp_server`; it ends with the block."""
+    """Address and version of a server in a process of its own, see `llamacpp_server`; it ends with the block."""
     command = [os.environ.get(PYTHON, sys.executable), str(Path(__file__).with_name("llamacpp_server.py"))]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -75,7 +75,7 @@ class Sweep(Study):
         self.steps = len(self.texts) * len(self.temperatures) * asked["seeds"] * len(self.cases)
 
     def settings(self, k: int | str, temperature: float, seed: int) -> Settings:
-        """Those of one text. Raises: BadInput: one is out of range."""
+        """Those of one text."""
         new_tokens, rule = self.asked["max_new_tokens"], self.asked.get("rule", MATCH)
         return Settings(k=k, temperature=temperature, max_new_tokens=new_tokens, seed=seed, rule=rule)
 
