@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engines.gpu.capture import CudaCapture
 from ..engines.runner import Pass, PendingPass, Runner
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
@@ -190,7 +189,7 @@ class Decoding:
 
     def _away(self) -> float:
         """Seconds of its time in which others went on, or operations were captured, which is done once."""
-        return self.waited + CudaCapture.seconds
+        return self.waited + self.runner.capture_seconds
 
     def _clock(self) -> float:
         return time.perf_counter() - self._away()

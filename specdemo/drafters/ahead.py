@@ -102,12 +102,12 @@ class DraftingAhead(Drafter):
         if not self._collect():
             return Draft(ahead=Ahead(False, 0, 0.0))
         prepared = sum(bool(branch.drawn) for branch in self._branches)
-        hit, told = self._hit, Ahead(self._hit is not None, prepared, self._seconds)
+        hit, preparation = self._hit, Ahead(self._hit is not None, prepared, self._seconds)
         draft = yield from self._go_on(hit, context, k) if hit else self.drafter.propose(context, k, options)
         self._hit, self._branches, self._seconds = None, [], 0.0
         if len(draft.token_ids):
             self._prepare_next(list(context), [int(token) for token in draft.token_ids], k)
-        return replace(draft, ahead=told)
+        return replace(draft, ahead=preparation)
 
     def _go_on(self, branch: Branch, context: Sequence[int], k: int) -> Generator[PendingPass, Tensor, Draft]:
         """The draft that begins with what was prepared. What was not is drafted now."""

@@ -157,9 +157,9 @@ class CapturedTrees:
             numbers = rule.draft_numbers(range(position + done, position + until))
             numbers = numbers if numbers is None else to_device(numbers, device)
             shape = until - done, min(nodes, WIDTH), self.width, len(growth)
-            told, growth, given = call(*shape, limits, numbers, *growth, *given)
+            vector, growth, given = call(*shape, limits, numbers, *growth, *given)
             size = MAX_NODES + 1
-            *table, real = unpacked(told, size, size, size, size, self.width)
+            *table, real = unpacked(vector, size, size, size, size, self.width)
             done = until
             if done == deepest or not any(real):
                 return draft_of(table, nodes, stop_below)

@@ -89,6 +89,11 @@ class Runner:
         """
         self.captured_layers = tuple(layers)
 
+    @property
+    def capture_seconds(self) -> float:
+        """What captures have taken in this process."""
+        return 0.0
+
     def captured(self, key: object, function: Callable[..., T]) -> Callable[..., T]:
         """A function of tensors as its calls are captured where passes are; else the function itself.
 

@@ -26,7 +26,7 @@ from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, ro
 from ..layout import FusedModel
 from ..rows import MOST_ROWS, TREES, branches_of, size_of_tree
 from ..runner import Pass, Runner, in_groups
-from .capture import Capture, CapturedFunctions, Work
+from .capture import Capture, CapturedFunctions, CudaCapture, Work
 from .layer import added, mlp
 
 log = logging.getLogger(__name__)
@@ -331,6 +331,10 @@ class GraphRunner(FusedRunner):
     @property
     def exact_tree_rows(self) -> int:
         return 0 if self._graphs.ops is torch_ops else MOST_ROWS  # torch's attention uses a mask
+
+    @property
+    def capture_seconds(self) -> float:
+        return CudaCapture.seconds
 
     def captured(self, key: object, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._graphs.functions(key, function)
