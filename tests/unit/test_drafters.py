@@ -178,6 +178,10 @@ def test_prompt_lookup_copies_what_followed_the_latest_longest_match(context: li
     assert list(proposed(lookup(), context, k).token_ids) == looked_up(context, k)
 
 
+def test_prompt_lookup_copies_what_followed_the_last_time() -> None:
+    assert proposed(lookup(), [1, 2, 3, 1, 2, 4, 1, 2], 1).token_ids == [4]
+
+
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(1, 6), max_size=12))
 def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: list[int], steps: list[int]) -> None:
     drafter = lookup()
