@@ -126,7 +126,8 @@ class DraftingAhead(Drafter):
         if self._collect():
             self.drafter.observe(answer)
             outcome = answer.accepted, answer.last.id
-            branches = self._branches if self._known == self._written else []  # else it was prepared too late
+            in_time = answer.guesses and self._known == self._written  # else prepared too late, or for an earlier draft
+            branches = self._branches if in_time else []
             self._hit = next((branch for branch in branches if branch.drawn and branch.outcome == outcome), None)
 
     def release(self) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdemo.decoding.answer import Answer
+from specdemo.decoding.chooser import Form, Given
 from specdemo.decoding.drafter import CHAIN, DraftOptions
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import rule_for
@@ -260,6 +261,17 @@ def test_what_was_prepared_too_late_is_no_hit_of_the_next_round(toy: TableToy, m
         assert not second.drafted
         assert third.ahead is not None
         assert not third.ahead.hit
+
+
+def test_what_was_prepared_before_a_round_without_a_draft_is_no_hit_after_it(toy: TableToy) -> None:
+    for seed in range(6):
+        settings = replace(SETTINGS, k=3, temperature=0.8, ahead=4, seed=seed, max_new_tokens=60)
+        drafts = []
+        for each in (settings, replace(settings, ahead=0)):
+            chooser = Given(Form(k) for k in cycle([3, 0]))
+            events = run(toy, "draft-model", each, in_turn=True, chooser=chooser)
+            drafts.append([[guess.id for guess in event.drafted] for event in events if isinstance(event, Round)])
+        assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("after", range(1, 6))
