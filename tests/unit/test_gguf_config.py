@@ -29,9 +29,8 @@ from specdemo.models.store import LoadError
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp_process import started
-from tests.harness.engines import ENGINES
 from tests.harness.files import make_tokenizer, write_gguf
-from tests.harness.models import load_by, preset_of, rounded
+from tests.harness.models import ENGINES, load_by, preset_of, rounded
 
 from ..sentences import refuses, tells
 from .test_llamacpp import NEEDS_LLAMACPP

@@ -24,9 +24,8 @@ from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
 from specdemo.types import BadInput, Settings
-from tests.harness.engines import ENGINES
 from tests.harness.files import make_tokenizer, sha256, write_gguf
-from tests.harness.models import load_by, preset_of, rounded, save, tiny
+from tests.harness.models import ENGINES, load_by, preset_of, rounded, save, tiny
 from tests.harness.texts import generated, plain_text
 
 from ..conftest import Command
