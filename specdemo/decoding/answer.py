@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
     Attributes:
         guesses: its tokens with their outcomes, [k].
-        emitted: the accepted ones, then a token of the target's own.
+        emitted: the accepted ones, then a token of the target's own, if the text does not end before it.
         target_ids: what the target draws after each row of the pass, [k + 1], where the rule draws that.
         target_probs: the target's distribution after each row, [k + 1, V], and perhaps more, above temperature 0.
     """
@@ -38,6 +38,7 @@ class Answer(NamedTuple):
 
     @property
     def accepted(self) -> int:
+        """The emitted tokens before the newest one."""
         return len(self.emitted) - 1
 
     @property

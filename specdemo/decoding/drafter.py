@@ -92,10 +92,10 @@ CHAIN = DraftOptions()
 
 
 class Needs(NamedTuple):
-    """What a preset has for a drafter.
+    """What a drafter needs of a preset.
 
     Attributes:
-        missing: why this preset cannot use it, in words; None if it can.
+        missing: what of it is not there, in words; None if nothing.
         context: the longest run that it can read, in tokens; None if it can read what the target can.
         device: the one that computes a draft, whose clock times it; None stands for that of the target's logits.
     """

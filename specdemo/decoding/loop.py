@@ -112,7 +112,8 @@ class Decoding:
             index, last = 0, None
             while reason is None:
                 # Draft: the drafter guesses what follows the text.
-                drafting_on, waited = self.drafts_on or runner.device, self._away()
+                # `_clock` leaves out the time away; the clocks of devices do not.
+                drafting_on, away = self.drafts_on or runner.device, self._away()
                 began, drafts_from = self._clock(), timestamp(drafting_on)
                 most = settings.max_new_tokens - len(written) - 1  # a round emits up to k + 1
                 k, tree, stop_below = chooser.choose(most, last, drafter, ids, self.readers)
@@ -120,7 +121,7 @@ class Decoding:
                 if k:
                     options = DraftOptions(most if tree else None, stop_below, self.readers == 1)
                     draft = yield from drafted(drafter.propose(ids, k, options))
-                drafted_at, waited = timestamp(drafting_on), self._away() - waited
+                drafted_at, away = timestamp(drafting_on), self._away() - away
 
                 # Pass: the target reads the pending token and the draft.
                 logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
@@ -129,7 +130,8 @@ class Decoding:
                 answer = rule.verify(rule.masked(logits, draft), draft, len(ids), runner.captured)
                 verified_at = self._clock()
 
-                # Keep: the path and that token are added to the text, the pending token and the path to the cache.
+                # Keep: the path and that token are added to the text; the pending token (row 0, before the path) and
+                # the path to the cache, without the newest token of the text.
                 answer, reason = self._write(answer, written)
                 guesses, emitted = answer.guesses, answer.emitted
                 ids += written[-len(emitted) :]
@@ -137,7 +139,7 @@ class Decoding:
                 runner.keep([node + 1 for node in path_of(guesses)][: len(emitted)])
                 drafter.observe(answer)
                 ended = self._clock()
-                drafting = elapsed_seconds(drafts_from, drafted_at) - waited
+                drafting = elapsed_seconds(drafts_from, drafted_at) - away
                 verifying = verified_at - began - drafting
                 last = Round(index, guesses, emitted, drafting, verifying, ended - began, k, ahead=draft.ahead)
                 if self.distributions:
