@@ -52,6 +52,11 @@ class DrafterParts:
     draft_name: str = ""
     remembered: Sequence[Sequence[int]] = ()  # the tokens of earlier answers to the person who asks
 
+    @property
+    def embedding_device(self) -> torch.device | None:
+        """Where what reads the target's embeddings computes; None without them."""
+        return self.embeddings[0].device if self.embeddings else None
+
 
 T = TypeVar("T")
 

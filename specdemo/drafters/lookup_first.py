@@ -41,9 +41,10 @@ class LookupFirst(Either):
         return self.other if self.first.match(context) is None else self.first
 
     def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Proposal:
-        if options.depth is None:
-            return self.choice(context).propose(context, k, options)
-        return self._tree(context, k, options)
+        if options.depth is not None:
+            return self._tree(context, k, options)
+        copied = self.first.propose(context, k, options)
+        return copied if copied.token_ids else self.other.propose(context, k, options)
 
     def _tree(self, context: Sequence[int], nodes: int, options: DraftOptions) -> Generator[PendingPass, Tensor, Draft]:
         """Up to half of a tree holds copies. They may be wrong, so the other drafter fills the rest."""

@@ -81,7 +81,7 @@ class Mtp(Drafter):
     @classmethod
     def needs(cls, parts: DrafterParts) -> Needs:
         missing = parts.open_mtp if isinstance(parts.open_mtp, str) else None
-        return Needs(missing, device=parts.embeddings[0].device if parts.embeddings else None)
+        return Needs(missing, device=parts.embedding_device)
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Mtp:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import log, prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .sizes import MOST, MOST_LAYERS, MOST_TOKENS
+from .sizes import MOST, MOST_LAYERS, MOST_TOKENS, wrong_sizes
 from .store import LoadError
 
 if TYPE_CHECKING:
@@ -171,10 +171,8 @@ def _check_sizes(name: str, header: Header) -> None:
     if not isinstance(header.fields.get("general.architecture"), str):
         raise LoadError(f"{name} does not say which kind of model it is: it has no general.architecture.")
     for key, (least, most) in SIZES.items():
-        value = header.of_model(key)
-        for size in [] if value is None else value if isinstance(value, list) else [value]:
-            if type(size) is not int or not least <= size <= most:
-                raise LoadError(f"{name} cannot be loaded: its {key} is {size!r}, not from {least} to {most}.")
+        for size in wrong_sizes(header.of_model(key), least, most):
+            raise LoadError(f"{name} cannot be loaded: its {key} is {size!r}, not from {least} to {most}.")
 
 
 def check_complete(name: str, header: Header, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..engines.families import SLIDING, expert_count, knows, layer_kinds, mixtures
@@ -19,6 +19,13 @@ EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "num_experts_
 OR_0 = {*EXPERTS, "sliding_window", "intermediate_size", "moe_intermediate_size"}  # where there are none
 
 
+def wrong_sizes(value: Any, least: int, most: int) -> Iterator[Any]:
+    """What a stated size, or the sizes of each layer, has out of range; a size need not be stated."""
+    for size in [] if value is None else value if isinstance(value, list) else [value]:
+        if type(size) is not int or not least <= size <= most:
+            yield size
+
+
 def check_sizes(stated: Mapping[str, Any]) -> None:
     """Refuse a size that is out of range, by the file with a configuration: transformers makes lists by some.
 
@@ -26,12 +33,11 @@ def check_sizes(stated: Mapping[str, Any]) -> None:
         ValueError: naming the field.
     """
     for name in (*LAYERS, *TOKENS, *POSITIVE, *EXPERTS):
-        value, most = stated.get(name), MOST_LAYERS if name in LAYERS else MOST_TOKENS if name in TOKENS else MOST
+        most = MOST_LAYERS if name in LAYERS else MOST_TOKENS if name in TOKENS else MOST
         least = 0 if name in OR_0 else 1
-        for size in [] if value is None else value if isinstance(value, list) else [value]:  # some are of each layer
-            if type(size) is not int or not least <= size <= most:
-                said = f"{name} = {size!r}, which must be a whole number from {least} to {most}"
-                raise ValueError(f"its configuration has {said}")
+        for size in wrong_sizes(stated.get(name), least, most):
+            said = f"{name} = {size!r}, which must be a whole number from {least} to {most}"
+            raise ValueError(f"its configuration has {said}")
     if not isinstance(kind := stated.get("rope_type") or "", str):
         raise ValueError(f"its configuration has rope_type = {kind!r}, which is no name")
     if not isinstance(base := stated.get("rope_theta") or 1, (int, float)) or not base > 0:

@@ -56,8 +56,7 @@ class HeadDrafter(Drafter):
     @classmethod
     def needs(cls, parts: DrafterParts) -> Needs:
         missing = parts.missing_heads.get(cls.name, f"this preset ships no {cls.name} head")
-        device = parts.embeddings[0].device if parts.embeddings else None
-        return Needs(None if cls.name in parts.head_files else missing, device=device)
+        return Needs(None if cls.name in parts.head_files else missing, device=parts.embedding_device)
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:
