@@ -113,7 +113,7 @@ def race(
         drafter: by default the preset's own, and so is `k`.
         lanes: instead of `drafter` and `k` up to three lanes, as eagle:4 or ngram:auto.
         dtype: of the weights, see `loaded.load`.
-        settings: any of `types.Settings`, as temperature or max_new_tokens, and raw, isolated, readers.
+        settings: any of `settings.Settings`, as temperature or max_new_tokens, and raw, isolated, readers.
     Raises:
         TypeError: there is no such setting.
     """

@@ -33,7 +33,7 @@ from specdemo.models.presets import DEFAULT_PRESET, find_preset, load_prompts
 from specdemo.racing import batch, race
 from specdemo.racing.compare import compare, is_near_tie, tokens_of
 from specdemo.racing.trace import PLAIN, environment_of, read_trace, request_of, trace_lines, write_trace
-from specdemo.types import AUTO, Settings
+from specdemo.settings import AUTO, Settings
 from tests.harness.classes import Loaded
 
 from . import golden

@@ -11,7 +11,8 @@ from ..drafters.names import DRAFTERS
 from ..models.sources import Source
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..servers.llamacpp_process import can_start
-from ..types import AUTO, MATCH, BadInput
+from ..settings import AUTO, MATCH
+from ..types import BadInput
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

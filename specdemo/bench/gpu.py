@@ -35,12 +35,12 @@ from ..models.loaded import load
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..racing.provenance import commit
 from ..racing.race import start
+from ..settings import AUTO, MATCH, MAX_NODES, Settings
 from ..studies.prompts import read_prompts, some
 from ..studies.readers import ALONE as WITHOUT
 from ..studies.readers import decode_group, group_of, summarise
 from ..studies.tables import format_value, text_table
 from ..system.hardware import device_name
-from ..types import AUTO, MATCH, MAX_NODES, Settings
 from .cases import ALONE, TREE, cases_of_ours
 from .gpu_pair import made_pair
 from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots, smaller_passes

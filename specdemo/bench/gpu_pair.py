@@ -17,7 +17,7 @@ from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
 from ..racing.stats import Stats
-from ..types import AUTO, MAX_K, Settings
+from ..settings import AUTO, MAX_K, Settings
 from .cases import ASSISTED, COMPILED, HF, TUNED, Case
 from .gpu_passes import Gpu, slots
 from .hf import generate

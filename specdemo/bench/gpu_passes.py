@@ -34,8 +34,9 @@ from ..engines.layout import FusedModel, Layer
 from ..engines.linear import swiglu
 from ..engines.rows import MOST_ROWS, branches_of
 from ..engines.runner import Capturing, Runner
-from ..system.hardware import seconds_of
-from ..types import MAX_K, Draft, Settings
+from ..settings import MAX_K, Settings
+from ..system.device import seconds_of
+from ..types import Draft
 from .models import bytes_read, captured, random_model
 from .roofline import against_memory
 from .rows import Row

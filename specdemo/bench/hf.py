@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.loaded import Loaded
-from ..system.hardware import wait
-from ..types import Settings
+from ..settings import Settings
+from ..system.device import wait
 from .cases import ASSISTED, COMPILED, HF, LOOKUP, TUNED, Case
 from .rows import Row, run_of
 

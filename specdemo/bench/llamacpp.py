@@ -18,8 +18,9 @@ from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp, asked_of
 from ..servers.llamacpp_process import started
+from ..settings import Settings
 from ..studies.greedy import check_tokens
-from ..types import BadInput, Settings
+from ..types import BadInput
 from .cases import DRAFTING, LLAMA, NGRAM, Case
 from .rows import Row, run_of
 

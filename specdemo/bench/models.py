@@ -33,8 +33,8 @@ from ..engines.gpu.graph import GraphRunner, Graphs
 from ..engines.layout import FusedModel
 from ..engines.named_weights import embeddings
 from ..engines.rows import MOST_ROWS
+from ..settings import AUTO, Settings
 from ..system.hardware import compute_dtype
-from ..types import AUTO, Settings
 
 WITH_HEADS: dict[str, type[HeadDrafter]] = {"eagle": Eagle, "block": Block}
 DRAFT_VOCAB = 8192  # tokens, as many as the largest shipped head knows

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.provenance import provenance
 from ..racing.stats import Pace
+from ..settings import AUTO, MATCH
 from ..studies.prompts import ALL
 from ..studies.statistics import geometric_mean, log_means
 from ..studies.tables import grouped
-from ..types import AUTO, MATCH
 from .cases import HF, LLAMA, OURS, TREE
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from ..racing.lanes import write_in_turn
 from ..racing.memory import Memory, remembering
 from ..racing.race import check_fits, start
 from ..racing.stats import Stats, counts_by_place
+from ..settings import MATCH, Settings
 from ..studies.prompts import Prompt
-from ..types import MATCH, BadInput, Settings
+from ..types import BadInput
 from .cases import ALONE, OURS, TREE, Case
 from .hf import generate, models
 from .llamacpp import Server

@@ -17,10 +17,11 @@ from typer import Option
 from ..racing.compare import is_comparable
 from ..racing.provenance import provenance
 from ..racing.trace import read_trace, trace_lines
+from ..settings import SETTINGS, Field, Settings, read_k
 from ..studies.lab import STUDIES
 from ..studies.prompts import read_prompts, readable
 from ..studies.study import PROMPT_FILES, Study, settings_in
-from ..types import SETTINGS, BadInput, Field, Settings, read_k
+from ..types import BadInput
 from .models import Models, ModelsOrEager
 from .options import (
     SERVER_KEY,

@@ -17,7 +17,7 @@ from ..racing.trace import read_trace, save_trace, trace_lines
 from ..servers.address import Address
 from ..servers.dialects import Dialect, connected
 from ..servers.race import TURNS, outcome, race_servers, trace_header
-from ..types import REJECTION, Settings
+from ..settings import REJECTION, Settings
 from .options import (
     BASELINE_KEY,
     FIGURES,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engines.rows import depths_of
-from ..system.hardware import to_device
+from ..system.device import to_device
 from ..types import Draft, DraftedToken, DraftOutcome, NotFinite, Token, TokenKind
 from .walk import kind_after, parents_of, path_of, walk
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
-from ..types import Settings
+from ..settings import Settings
 from .drafter import Drafter
 from .events import Round
 

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..settings import brief
 from ..system.progress import check_stopped
-from ..types import BadInput, Draft, brief
+from ..types import BadInput, Draft
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

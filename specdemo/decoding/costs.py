@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..types import MAX_K, DraftOutcome
+from ..settings import MAX_K
+from ..types import DraftOutcome
 
 FORGET = 0.95  # a draft's weight is multiplied by this when one more is made
 PRIOR_TESTS = 2.0  # the weight of a position's prior, in tests

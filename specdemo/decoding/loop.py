@@ -14,15 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engines.runner import Pass, PendingPass, Runner
-from ..system.hardware import elapsed_seconds, timestamp
-from ..types import (
-    MATCH,
-    REJECTION,
-    BadInput,
-    Draft,
-    FinishReason,
-    Settings,
-)
+from ..settings import MATCH, REJECTION, Settings
+from ..system.device import elapsed_seconds, timestamp
+from ..types import BadInput, Draft, FinishReason
 from .answer import Answer, row_parents
 from .chooser import Chooser, fixed
 from .costs import CostModel

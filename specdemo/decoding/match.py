@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..engines.runner import Capturing
-from ..system.hardware import packed, to_device, unpacked
-from ..types import MATCH, MAX_K, Draft, Settings
+from ..settings import MATCH, MAX_K, Settings
+from ..system.device import packed, to_device, unpacked
+from ..types import Draft
 from . import noise
 from .answer import Answer, drafted_probs, follow, parent_rows, row_depths
 from .rule import Rule

@@ -10,8 +10,9 @@ from math import inf
 import torch
 
 from ..engines.runner import ANY_ROWS, Runner
+from ..settings import MAX_K
 from ..system.progress import check_stopped, tell
-from ..types import MAX_K, Draft
+from ..types import Draft
 from .adaptive_k import DraftLengthController
 from .batch import decode
 from .chooser import Form

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..system.compiled import compiled
-from ..system.hardware import to_device
+from ..system.device import to_device
 
 VERSION = 1  # of the noise, for traces: a change of any constant below changes every text above temperature 0
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..engines.runner import Capturing
-from ..system.hardware import packed, to_device, unpacked
-from ..types import REJECTION, Draft, Settings
+from ..settings import REJECTION, Settings
+from ..system.device import packed, to_device, unpacked
+from ..types import Draft
 from . import noise
 from .answer import Answer, answer_to, check_finite, drafted_probs, follow, parent_rows, row_depths
 from .rule import Rule

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from ..engines.rows import size_of_tree
 from ..engines.runner import Capturing
-from ..types import Draft, Settings
+from ..settings import Settings
+from ..types import Draft
 from .answer import Answer
 from .constraint import Constraint
 from .sampling import certainty, largest, probabilities

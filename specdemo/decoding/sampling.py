@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..settings import Settings
 from ..system.compiled import compiled
-from ..types import Settings
 
 TINY = 1e-30  # a temperature below this would underflow in float32; this one gives the same distribution
 FEW, MANY_MORE = 256, 16  # how many tokens top-p sorts first, and the factor for each further try

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import MAX_NODES, DraftedToken, DraftOutcome, TokenKind
+from ..settings import MAX_NODES
+from ..types import DraftedToken, DraftOutcome, TokenKind
 
 
 def walk(

@@ -24,8 +24,9 @@ from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import PendingPass, Runner
-from ..system.hardware import to_device
-from ..types import AUTO, Ahead, BadInput, Draft
+from ..settings import AUTO
+from ..system.device import to_device
+from ..types import Ahead, BadInput, Draft
 from .chain import fitted
 from .draft_model import DraftModel
 

@@ -14,8 +14,9 @@ from ..decoding.answer import DRAFTER_OVERFLOWED
 from ..decoding.rule import Rule
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.rows import MOST_ROWS, WIDTH
-from ..system.hardware import packed, to_device, unpacked
-from ..types import MAX_NODES, Draft, NotFinite
+from ..settings import MAX_NODES
+from ..system.device import packed, to_device, unpacked
+from ..types import Draft, NotFinite
 from .tree import tree_of
 
 VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table

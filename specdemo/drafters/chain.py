@@ -13,7 +13,7 @@ from ..decoding.drafter import alone, answered
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.runner import PendingPass
-from ..system.hardware import to_device
+from ..system.device import to_device
 from ..types import Draft
 
 NextLogits = Callable[[Sequence[Tensor]], Tensor]

@@ -13,7 +13,8 @@ from itertools import cycle, islice
 
 from ..decoding.answer import Answer
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
-from ..types import MAX_NODES, Draft
+from ..settings import MAX_NODES
+from ..types import Draft
 from .tree import tree_of
 
 LEVELS = 2  # of the window: an n-gram has one token more

@@ -15,9 +15,10 @@ from ..decoding.rule import Rule
 from ..engines.eager import for_sampling
 from ..engines.preallocated_cache import PreallocatedCache
 from ..engines.runner import PendingPass, Runner
-from ..system.hardware import to_device
+from ..settings import MAX_K
+from ..system.device import to_device
 from ..system.progress import tell
-from ..types import MAX_K, Draft
+from ..types import Draft
 from .chain import draw_chain
 
 

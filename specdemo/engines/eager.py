@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
 
-from ..system.hardware import to_device
+from ..system.device import to_device
 from ..types import BadInput
 from .modules import cache_argument, decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache

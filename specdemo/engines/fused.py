@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..system.hardware import attends_in_groups, to_device
+from ..system.device import to_device
+from ..system.hardware import attends_in_groups
 from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
 from .ops import attention, mixed, normed_heads, plus, rotate

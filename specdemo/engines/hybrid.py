@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from ..system.hardware import to_device
+from ..system.device import to_device
 from .eager import EagerRunner
 from .preallocated_cache import PreallocatedLayer
 

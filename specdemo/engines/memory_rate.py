@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..system.hardware import seconds_of
+from ..system.device import seconds_of
 from .cpu.huge_pages import HugePages
 
 BUFFER = 2**27  # bytes, more than the caches hold

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..system.hardware import to_device
+from ..system.device import to_device
 
 MOST_ROWS = 64  # of a pass that branches: the ancestors of a row are the bits of a word
 # Captured work has a fixed number of rows. There are few of these sizes, and trees are filled up to them.

@@ -11,7 +11,8 @@ from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from ..types import BadInput, is_text, reason
+from ..settings import is_text
+from ..types import BadInput, reason
 
 MARK = "THE-WORDS-OF-THE-PERSON"  # put in the place of the prompt to find the template's own text
 MARKED = re.compile(MARK, re.IGNORECASE)  # some templates change the case

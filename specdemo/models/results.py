@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..types import AUTO, BadInput
+from ..settings import AUTO
+from ..types import BadInput
 
 
 def results_path(preset: Path) -> Path:

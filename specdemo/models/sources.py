@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, ValidationInfo
 
+from ..settings import is_text
 from ..system.allowed import allowed
-from ..types import BadInput, is_text
+from ..types import BadInput
 from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..drafters.names import check_known
 from ..models.presets import Defaults, load_prompts
-from ..types import AUTO, MAX_K, MAX_NODES, SETTINGS, BadInput, Field, Settings, brief, read_k, whole_if_it_is
+from ..settings import AUTO, MAX_K, MAX_NODES, SETTINGS, Field, Settings, brief, read_k, whole_if_it_is
+from ..types import BadInput
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

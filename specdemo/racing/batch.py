@@ -14,7 +14,7 @@ from ..decoding.loop import Decoding, rule_for
 from ..drafters.names import behind
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
-from ..types import MAX_SEED, Settings
+from ..settings import MAX_SEED, Settings
 from . import race
 from .asked import Request
 from .lanes import take_turns

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.events import emitted_tokens
-from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings, Token
+from ..settings import AUTO, MATCH, MAX_K, MAX_NODES, Settings
+from ..types import Token
 from .asked import DraftedLane
 from .trace import Entry
 

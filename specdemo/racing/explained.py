@@ -7,7 +7,8 @@ from typing import Any
 
 from ..decoding.events import Round, text_of
 from ..decoding.walk import branches, parents_of
-from ..types import MATCH, BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from ..settings import MATCH, Settings
+from ..types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 from .asked import PLAIN, Request
 from .trace import Entry
 

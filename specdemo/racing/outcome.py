@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..decoding.events import Event, Finished, emitted_tokens
-from ..types import Settings
+from ..settings import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane
 from .compare import NOTHING_YET, Comparison, badge, compared, first_to_part, of_readers, tokens_of, worst
 from .figures import NOWHERE, memory_rate_of, memory_shares

@@ -24,8 +24,9 @@ from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, PARALLEL, behind, check_known, drafter_class
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
+from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
-from ..types import AUTO, MAX_K, MAX_NODES, REJECTION, BadInput, Settings
+from ..types import BadInput
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
 from .compare import first_difference, is_comparable
 from .lanes import Lane, race_lanes

@@ -14,7 +14,8 @@ from ..decoding import noise
 from ..decoding.events import Event
 from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
-from ..types import FinishReason, Settings
+from ..settings import Settings
+from ..types import FinishReason
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import weight_bytes

@@ -21,19 +21,8 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..decoding.walk import kind_after, parents_of, walk
-from ..types import (
-    MAX_NODES,
-    MAX_SEED,
-    REJECTION,
-    Ahead,
-    BadInput,
-    DraftedToken,
-    DraftOutcome,
-    FinishReason,
-    Settings,
-    Token,
-    TokenKind,
-)
+from ..settings import MAX_NODES, MAX_SEED, REJECTION, Settings
+from ..types import Ahead, BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .asked import AT_ONCE, PLAIN, SPECULATIVE, Request
 
 TRACE_VERSION = 2

@@ -10,7 +10,8 @@ from typing import Annotated, Protocol
 from pydantic import ValidationError
 
 from ..models.tables import table_as
-from ..types import BadInput, Settings
+from ..settings import Settings
+from ..types import BadInput
 from .address import Address
 from .client import Client, at
 from .llamacpp import LlamaCpp

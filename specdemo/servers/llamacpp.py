@@ -18,7 +18,8 @@ from typing import Annotated, Any
 from pydantic import Field, Strict, ValidationError
 
 from ..models.tables import table_as
-from ..types import BadInput, FinishReason, Settings
+from ..settings import Settings
+from ..types import BadInput, FinishReason
 from .client import Client, Count, Ids, Number, TokenIds, at
 from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, ServerReport, Step, check_limit, read_counters
 

@@ -14,7 +14,8 @@ from ..racing.lanes import Lane, race_lanes
 from ..racing.outcome import Outcome, report
 from ..racing.stats import Stats
 from ..racing.trace import Entry, request_of
-from ..types import REJECTION, BadInput, Settings, Token
+from ..settings import REJECTION, Settings
+from ..types import BadInput, Token
 from .dialects import Dialect
 from .steps import Prompt, ServerReport, events_of
 

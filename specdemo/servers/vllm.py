@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ..models.tables import table_as
-from ..types import Settings
+from ..settings import Settings
 from .client import Client, Count, Ids, Number, TokenIds, at
 from .steps import (
     LIKELIEST,

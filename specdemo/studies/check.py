@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..servers.address import Address
 from ..servers.flags import elsewhere
+from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from ..system.progress import Stopped, attended, check_stopped
-from ..types import AUTO, BadInput, Field, Settings
+from ..types import BadInput
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Table, table
 

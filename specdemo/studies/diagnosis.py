@@ -11,7 +11,7 @@ from typing import Any
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
-from ..types import AUTO
+from ..settings import AUTO
 from .doctor import Doctor, Sample
 from .statistics import Spread, geometric_mean, pooled_rate
 from .tables import grouped

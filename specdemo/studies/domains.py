@@ -15,8 +15,9 @@ from ..decoding.events import Round, text_of
 from ..decoding.walk import branches
 from ..racing.text import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
+from ..settings import COMMAND, Field
 from ..system.imports import LazyModule
-from ..types import COMMAND, BadInput, DraftOutcome, Field
+from ..types import BadInput, DraftOutcome
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
 

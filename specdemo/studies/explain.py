@@ -17,8 +17,9 @@ from ..decoding.walk import branches
 from ..drafters.names import DRAFTERS
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry
+from ..settings import Field, Settings
 from ..system.imports import LazyModule
-from ..types import BadInput, Field, Settings
+from ..types import BadInput
 from . import theory
 from .profile import TARGET, Timing, profile, steps, summarise, timing
 from .profile import costs as costs_of

@@ -19,7 +19,8 @@ from ..racing.compare import compare, is_exact, is_near_tie
 from ..racing.race import check_drafter, check_fits, start
 from ..servers.llamacpp import LlamaCpp
 from ..servers.race import gap
-from ..types import BadInput, Settings, Token, TokenKind
+from ..settings import Settings
+from ..types import BadInput, Token, TokenKind
 from .prompts import Prompt
 from .statistics import POWER
 from .tables import grouped

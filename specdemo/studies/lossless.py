@@ -25,7 +25,8 @@ from ..decoding.walk import places_tested
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
-from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
+from ..settings import MAX_K, MAX_NODES, MAX_SEED, Settings
+from ..types import BadInput, Token, TokenKind
 from .remember import Remembering, from_one_context
 from .rules import BY_RATIO, Accepted, RuleResult, accepted_of, each_rule, emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught

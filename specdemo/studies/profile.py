@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.events import Prefilled, Round
 from ..drafters import names
 from ..drafters.names import drafter_class
+from ..settings import COMMAND, MAX_K, Field, Settings
 from ..system.imports import LazyModule
-from ..types import COMMAND, MAX_K, Field, Settings
 from . import theory
 from .study import DRAFTERS, NEW_TOKENS, PROMPT, Study, k_field
 from .tables import Table, grouped, table

@@ -13,7 +13,8 @@ from ..decoding.loop import rule_for
 from ..decoding.match import Match
 from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
 from ..decoding.rule import Rule
-from ..types import REJECTION, BadInput, Settings
+from ..settings import REJECTION, Settings
+from ..types import BadInput
 
 SIZES = (1, 2, 4, 8)  # children
 OWN_DRAW, IN_TURN, BY_RATIO = "draw from p", "test by p, in turn", "test by p / q, in turn"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..drafters import names
 from ..models.presets import PRESETS
 from ..servers.address import MAX_ADDRESS
-from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
+from ..settings import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .prompts import Prompt, read_prompts, readable
 from .tables import Table, grouped, table
 

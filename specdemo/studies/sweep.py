@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.events import engine_seconds
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
+from ..settings import COMMAND, FORM, MATCH, MAX_K, Field, Settings
 from ..system.imports import LazyModule
-from ..types import COMMAND, FORM, MATCH, MAX_K, BadInput, Field, Settings
+from ..types import BadInput
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
 from .study import DRAFTERS, NEW_TOKENS, RULE, Study, prompt_fields
 from .tables import Rows, Table, grouped, table

@@ -15,7 +15,8 @@ from ..racing.stats import Stats, counts_by_place
 from ..servers.dialects import Dialect
 from ..servers.race import gap, server_lane
 from ..servers.steps import ServerReport
-from ..types import Settings, Token
+from ..settings import Settings
+from ..types import Token
 
 Places = list[tuple[int | None, int]]
 """For each position of a draft how many tokens were tested there, None if that is unknown, and how many accepted."""

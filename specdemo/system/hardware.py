@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
-from typing import TypeAlias
 
 import psutil
 import torch
-from torch import Tensor
 
-from ..types import BadInput, check_dtype_name
+from ..settings import check_dtype_name
+from ..types import BadInput
 from .cpu_level import SWITCH, level
 
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
@@ -150,67 +147,6 @@ def attends_in_groups(dtype: torch.dtype, device: torch.device, masked: bool) ->
 def quantized_engine() -> str:
     """Torch's backend for quantized weights. "x86", which is FBGEMM, is the default where it runs."""
     return str(torch.backends.quantized.engine)
-
-
-def to_device(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Token ids or a tensor on a device.
-
-    A copy to a CUDA GPU does not block: the GPU makes it after its earlier work. A copy to the CPU blocks, or it
-    would be read too early.
-    """
-    tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.long)
-    if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()  # a copy from other memory would block
-    return tensor.to(device, non_blocking=device.type == "cuda")
-
-
-def packed(*parts: Tensor | None) -> Tensor:
-    """Vectors as one, float64, so that one transfer brings them to the host; None is empty."""
-    return torch.cat([part.double() for part in parts if part is not None])
-
-
-def unpacked(vector: Tensor, *sizes: int) -> list[list[float]]:
-    """Vectors of these sizes that were `packed`, as lists: on a GPU the only wait of a round."""
-    numbers, ends = vector.tolist(), [*accumulate(sizes)]
-    return [numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
-Timestamp: TypeAlias = "float | torch.cuda.Event"
-
-
-def timestamp(device: torch.device) -> Timestamp:
-    """The current time of a device. That of a GPU is when it has finished all work launched so far."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def elapsed_seconds(begin: Timestamp, end: Timestamp) -> float:
-    """Seconds between two timestamps of the same device. Waits until the device has reached the second one."""
-    if isinstance(begin, torch.cuda.Event):
-        assert isinstance(end, torch.cuda.Event)
-        if not end.query():  # nobody has waited for a GPU that drafted nothing in this round
-            end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
-    assert not isinstance(end, torch.cuda.Event)
-    return end - begin
-
-
-def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds that some work takes on a device, measured by the device's clock. Waits for the work."""
-    begin = timestamp(device)
-    work()
-    end = timestamp(device)
-    wait(device)
-    return elapsed_seconds(begin, end)
-
-
-def wait(device: torch.device) -> None:
-    """Wait until a GPU has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def free_memory() -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path, PureWindowsPath
 
-from ..types import BadInput, brief
+from ..settings import brief
+from ..types import BadInput
 
 
 def files_in(index: Path) -> list[str]:

@@ -19,9 +19,10 @@ from ..models.presets import Preset
 from ..racing.asked import Request
 from ..racing.outcome import Outcome
 from ..racing.trace import Entry
+from ..settings import Settings, one_of
 from ..system.imports import import_quickly
 from ..system.progress import attended
-from ..types import BadInput, Settings, one_of
+from ..types import BadInput
 from .access import Access
 from .durations import Durations, Timed
 from .facts import facts

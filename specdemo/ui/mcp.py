@@ -20,9 +20,10 @@ from ..models.presets import Preset
 from ..racing.asked import PLAIN, SPECULATIVE, parameters
 from ..racing.explained import explained
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
+from ..settings import read_k
 from ..studies.check import Check
 from ..studies.study import ABLE
-from ..types import BadInput, read_k
+from ..types import BadInput
 from .api import player
 from .budgets import Budgets
 from .engine import Engine

@@ -10,7 +10,8 @@ import psutil
 
 from ..models.hub_token import login_is_offered
 from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
-from ..types import BadInput, check_dtype_name
+from ..settings import check_dtype_name
+from ..types import BadInput
 from . import health, hub_login, zero
 from . import mcp as mcp_tools
 from .budgets import Budgets

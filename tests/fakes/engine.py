@@ -29,19 +29,10 @@ from specdemo.racing.asked import AT_ONCE, Request
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome_of
 from specdemo.racing.trace import Entry
+from specdemo.settings import AUTO, SETTINGS, Settings
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
-from specdemo.types import (
-    AUTO,
-    SETTINGS,
-    BadInput,
-    DraftedToken,
-    DraftOutcome,
-    FinishReason,
-    Settings,
-    Token,
-    TokenKind,
-)
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Status
 from specdemo.ui.lab.pictures import BY_WORDS, PICTURES

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from specdemo.settings import Field
 from specdemo.studies.study import DRAFTER, Study
-from specdemo.types import Field
 
 
 class Counting(Study):

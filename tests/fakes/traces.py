@@ -10,7 +10,7 @@ from typing import Any
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, Request, read_trace, write_trace
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX
 
 from ..fakes.engine import PRESETS, Script, ScriptedLoaded

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
+from specdemo.settings import Settings
 from specdemo.studies.diagnosis import Diagnosis
 from specdemo.studies.doctor import Doctor, DoctorPlan
 from specdemo.studies.writers import Writer, Written, _of_events
 from specdemo.system.progress import check_stopped
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
 SCRIPT = "<script>alert('é')</script>"
 Rounds = Sequence[tuple[int, int]]  # of each round how many tokens were drafted, and how many of them passed

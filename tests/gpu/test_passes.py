@@ -18,7 +18,7 @@ from specdemo.engines import ops
 from specdemo.engines.gpu.graph import LONGEST, Graphs
 from specdemo.engines.rows import MOST_ROWS
 from specdemo.engines.runner import CannotBranch, Runner
-from specdemo.types import MAX_K
+from specdemo.settings import MAX_K
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
 
 from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny

@@ -16,7 +16,7 @@ from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import ops
-from specdemo.types import MAX_K, MAX_SEED, Settings
+from specdemo.settings import MAX_K, MAX_SEED, Settings
 from tests.harness.classes import EagerRunner, GraphRunner
 
 from .helpers import VOCAB, Copying, pair_of, text_of, tiny

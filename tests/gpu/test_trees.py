@@ -12,7 +12,8 @@ from specdemo.bench.models import WITH_HEADS, capture_for, random_head
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.engines.gpu.capture import CapturedFunctions
-from specdemo.types import MAX_NODES, Draft, Settings
+from specdemo.settings import MAX_NODES, Settings
+from specdemo.types import Draft
 from tests.harness.classes import GraphRunner
 from tests.harness.doubles import accepting, proposed
 

@@ -21,7 +21,7 @@ from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters import draft_model
 from specdemo.drafters.heads import eagle
 from specdemo.engines.runner import Runner
-from specdemo.types import MAX_NODES, REJECTION, Settings
+from specdemo.settings import MAX_NODES, REJECTION, Settings
 from tests.harness.classes import GraphRunner, HeadDrafter
 
 from .helpers import Copying, pair_of, tiny

@@ -13,7 +13,7 @@ from itertools import cycle, product
 from typing import Any, NamedTuple
 
 from specdemo.drafters.names import DRAFTERS
-from specdemo.types import AUTO, MAX_K, MAX_NODES
+from specdemo.settings import AUTO, MAX_K, MAX_NODES
 
 DRAFTING = [name for name in DRAFTERS if name != "none"]
 

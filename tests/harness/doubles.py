@@ -23,8 +23,9 @@ from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, alone, draft
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS, Pass, Runner
+from specdemo.settings import MAX_NODES
 from specdemo.system import hardware
-from specdemo.types import MAX_NODES, Draft, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.types import Draft, DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel
 
 VOCAB = 4  # tokens of a table model

@@ -25,7 +25,8 @@ from specdemo.decoding.loop import Decoding
 from specdemo.decoding.rejection import verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
-from specdemo.types import REJECTION, Draft, Settings
+from specdemo.settings import REJECTION, Settings
+from specdemo.types import Draft
 from tests.harness.classes import Match, Rejection
 
 from .doubles import ids_of

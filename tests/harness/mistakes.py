@@ -13,7 +13,8 @@ from torch import Tensor
 from specdemo.decoding.answer import Answer
 from specdemo.decoding.rejection import TESTING, residual, verify
 from specdemo.decoding.sampling import probabilities, sample
-from specdemo.types import Draft, Settings, Token, TokenKind
+from specdemo.settings import Settings
+from specdemo.types import Draft, Token, TokenKind
 from tests.harness.classes import Rejection
 
 from .doubles import VOCAB, answering

@@ -17,8 +17,9 @@ from specdemo.decoding.events import Event, Finished, Prefilled
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.names import drafter_class
 from specdemo.racing.race import start
+from specdemo.settings import AUTO, Settings
 from specdemo.studies.statistics import chi_square
-from specdemo.types import AUTO, DraftOutcome, Settings
+from specdemo.types import DraftOutcome
 from tests.harness.classes import DraftLengthController, Loaded
 
 from .doubles import copying, ids_of, rounds_of

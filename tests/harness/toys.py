@@ -29,7 +29,7 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.mtp import MtpHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import accepting
 from tools.train.data import ASSISTANT

@@ -26,18 +26,9 @@ from specdemo.racing.trace import (
     read_trace,
     write_trace,
 )
+from specdemo.settings import MAX_K, MAX_NODES, Settings
 from specdemo.studies.lab import STUDIES
-from specdemo.types import (
-    MAX_K,
-    MAX_NODES,
-    BadInput,
-    DraftedToken,
-    DraftOutcome,
-    FinishReason,
-    Settings,
-    Token,
-    TokenKind,
-)
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.budgets import Budgets, starting
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import Job

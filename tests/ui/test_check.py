@@ -23,8 +23,9 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import read_trace
 from specdemo.servers.address import Address
 from specdemo.servers.race import TURNS
+from specdemo.settings import Settings
 from specdemo.studies.lab import STUDIES
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import MOST_OWN, EngineTrouble, real_backend
 from specdemo.ui.lab.run import LabRun

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, Request
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.settings import Settings
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.race.messages import Lanes, row_of
 from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json

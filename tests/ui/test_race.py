@@ -25,7 +25,8 @@ from specdemo.racing.summary import CAUSES
 from specdemo.racing.text import LaneText
 from specdemo.racing.trace import Entry, read_trace
 from specdemo.racing.verdict import numbers
-from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.settings import AUTO
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.engine import Pauses, real_backend
 from specdemo.ui.race import run as race_run
 from specdemo.ui.race.messages import CODES

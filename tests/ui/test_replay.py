@@ -28,7 +28,8 @@ from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Candidate, Entry, Request, TokenProbabilities, read_trace, write_trace
-from specdemo.types import REJECTION, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.settings import REJECTION, Settings
+from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.messages import row_of
 from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay import opening, routes

@@ -28,7 +28,8 @@ from specdemo.models.report import report_on
 from specdemo.models.sources import Folder, Gguf, Source
 from specdemo.models.store import LoadError
 from specdemo.racing.race import race
-from specdemo.types import BadInput, NotFinite, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput, NotFinite
 from tests.harness.files import make_tokenizer, write_gguf
 from tests.harness.models import preset_of, save, tiny
 

@@ -22,7 +22,8 @@ from specdemo.racing.stats import speed_up
 from specdemo.racing.summary import summary
 from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
 from specdemo.racing.verdict import judge_lane as judge
-from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.settings import AUTO, Settings
+from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT
 from tests.harness.toys import alike_toy

@@ -31,7 +31,8 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.asked import read_lanes
 from specdemo.racing.race import check_rule, race, start
 from specdemo.racing.trace import read_trace, write_trace
-from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings
+from specdemo.settings import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, Settings
+from specdemo.types import BadInput, Draft, NotFinite
 from tests.harness.doubles import PROMPT, TableRunner, costs_with, draft_in_turn, ids_of
 from tests.harness.engines import EngineToy, mixed, tiny_model
 from tests.harness.mistakes import ByArgmax

@@ -29,9 +29,10 @@ from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.racing.batch import batch as batch_of
 from specdemo.racing.race import drafters_of
+from specdemo.settings import AUTO, MAX_SEED, REJECTION, Settings
 from specdemo.studies.prompts import read_prompts
 from specdemo.system.progress import Stopped
-from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
+from specdemo.types import BadInput, NotFinite
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.doubles import (
     MODEL_VOCAB,

@@ -39,9 +39,10 @@ from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.drafters import names
 from specdemo.models.results import describe_results
 from specdemo.racing.race import start
+from specdemo.settings import AUTO, MATCH, Settings
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import write_json
-from specdemo.types import AUTO, MATCH, BadInput, Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.models import tiny
 

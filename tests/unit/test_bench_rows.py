@@ -14,9 +14,10 @@ from specdemo.bench.results import drafters_markdown, markdown, overall_rows, re
 from specdemo.bench.rows import Row, command, summarise
 from specdemo.bench.turns import in_turns
 from specdemo.models.presets import PRESETS
+from specdemo.settings import AUTO, MATCH
 from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
-from specdemo.types import AUTO, MATCH, BadInput
+from specdemo.types import BadInput
 
 from ..sentences import refuses
 

@@ -20,7 +20,8 @@ from specdemo.models.report import report_on, save_preset
 from specdemo.models.sources import Folder, Gguf, Hub
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
-from specdemo.types import BadInput, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
 from tests.harness.files import make_tokenizer, write_gguf

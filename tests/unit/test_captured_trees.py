@@ -23,7 +23,8 @@ from specdemo.drafters.heads.drafter import DEEPEST
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
-from specdemo.types import MAX_K, MAX_NODES, REJECTION, RULES, Draft, DraftOutcome, NotFinite, Settings
+from specdemo.settings import MAX_K, MAX_NODES, REJECTION, RULES, Settings
+from specdemo.types import Draft, DraftOutcome, NotFinite
 from tests.gpu.helpers import ByTable, tree_of_host
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, TableRunner, paths_of, proposed, random_table
 from tests.harness.engines import capture_heads, recorded, tiny_model

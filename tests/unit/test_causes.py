@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from specdemo.models.loaded import load
+from specdemo.settings import Settings
 from specdemo.studies import writers
 from specdemo.studies.causes import CONTEXT, LANGUAGE, PLACE, TEMPERATURE, TEXT, THINKING, WEIGHTS, Causes
 from specdemo.studies.writers import Written, _halves
-from specdemo.types import Settings
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 

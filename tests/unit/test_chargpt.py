@@ -26,7 +26,8 @@ from specdemo.models.presets import find_preset
 from specdemo.models.sources import Folder
 from specdemo.racing.race import race, start
 from specdemo.racing.summary import summary
-from specdemo.types import BadInput, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded, Stats
 from tools.train import chargpt, shakespeare
 from tools.train.chargpt import Recipe, held_out_loss

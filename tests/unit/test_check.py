@@ -17,12 +17,13 @@ import torch
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of as by_name
 from specdemo.servers.flags import elsewhere
+from specdemo.settings import AUTO, Settings
 from specdemo.studies import perplexity, writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
 from specdemo.studies.perplexity import Difference, Perplexity, logits_of, loss_of
 from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
-from specdemo.types import AUTO, BadInput, Settings
+from specdemo.types import BadInput
 from specdemo.ui.lab.pictures import PICTURES
 from specdemo.ui.lab.results import Results
 from tests.harness.files import make_tokenizer, write_gguf

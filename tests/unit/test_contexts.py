@@ -10,13 +10,14 @@ from specdemo.bench.throughput import read
 from specdemo.models.loaded import load
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import race, start
+from specdemo.settings import Settings
 from specdemo.studies.domains import Domains
 from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import sampling
 from specdemo.studies.profile import profile
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.sweep import Sweep
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 

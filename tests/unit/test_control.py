@@ -21,7 +21,8 @@ from specdemo.decoding.chooser import Chooser, Form, Given, fixed
 from specdemo.decoding.costs import DraftStats
 from specdemo.decoding.drafter import Drafter, Either
 from specdemo.decoding.events import Round
-from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.settings import AUTO, MAX_K, Settings
+from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel, DraftLengthController
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}

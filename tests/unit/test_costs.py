@@ -14,8 +14,9 @@ from specdemo.decoding.chooser import Form
 from specdemo.decoding.costs import FOLLOW, FORGET, OUTLIER, DraftStats
 from specdemo.decoding.events import Round
 from specdemo.decoding.measuring import LENGTHS, Trial, measure_passes
+from specdemo.settings import MAX_K, Settings
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import MAX_K, DraftedToken, DraftOutcome, Settings
+from specdemo.types import DraftedToken, DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 from tests.harness.doubles import TableRunner, random_table
 from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_of, learn

@@ -18,7 +18,8 @@ from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.mtp import Mtp
 from specdemo.drafters.names import behind, drafter_class
-from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
+from specdemo.settings import REJECTION, Settings
+from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
 from tests.harness.classes import HeadDrafter
 from tests.harness.doubles import (
     PROMPT,

@@ -19,8 +19,9 @@ from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of
+from specdemo.settings import MATCH, MAX_NODES, REJECTION, RULES, Settings
 from specdemo.studies.rules import NoiseUsedTwice
-from specdemo.types import MATCH, MAX_NODES, REJECTION, RULES, Settings, TokenKind
+from specdemo.types import TokenKind
 from tests.harness import enumeration, mistakes
 from tests.harness.doubles import (
     HOSTILE,

@@ -22,6 +22,7 @@ from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.racing.race import start
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
+from specdemo.settings import Settings
 from specdemo.studies import doctor as doctors
 from specdemo.studies.diagnosis import Diagnosis
 from specdemo.studies.doctor import Doctor, DoctorPlan
@@ -29,7 +30,7 @@ from specdemo.studies.report import TABLES, html_report
 from specdemo.studies.tables import csv_text, json_text
 from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 
 from ..conftest import Command

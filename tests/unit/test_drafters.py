@@ -28,7 +28,8 @@ from specdemo.drafters.ngram import key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of, start
-from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind
+from specdemo.settings import AUTO, MAX_K, Settings
+from specdemo.types import BadInput, DraftOutcome, TokenKind
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, accepting, costs_with, ids_of, proposed, random_table

@@ -26,7 +26,7 @@ from specdemo.models.sources import Folder, Hub
 from specdemo.models.store import ignore
 from specdemo.racing import race
 from specdemo.racing.trace import Entry
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from specdemo.ui import engine as engine_module
 from specdemo.ui.engine import EngineTrouble, Status, real_backend
 from tests.harness.ui_classes import Engine

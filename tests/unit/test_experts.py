@@ -31,8 +31,8 @@ from specdemo.racing.figures import bytes_of, experts_counted, experts_read
 from specdemo.racing.race import decoding_of, start
 from specdemo.racing.stats import DraftCounts
 from specdemo.racing.verdict import judge_lane
+from specdemo.settings import Settings
 from specdemo.system.hardware import UNQUANTIZED
-from specdemo.types import Settings
 from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import ids_of
 from tests.harness.files import write_gguf

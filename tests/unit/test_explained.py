@@ -10,7 +10,8 @@ from specdemo.decoding.events import Prefilled, Round
 from specdemo.racing.asked import PLAIN, SPECULATIVE, Request
 from specdemo.racing.explained import explained
 from specdemo.racing.trace import Entry
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.settings import Settings
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.texts import with_text
 
 from ..sentences import gist, refuses, tells

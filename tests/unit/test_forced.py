@@ -27,8 +27,9 @@ from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.race import start
 from specdemo.racing.summary import report
+from specdemo.settings import Settings
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput, Draft, DraftOutcome, Settings
+from specdemo.types import BadInput, Draft, DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, proposed, random_table, rounds_of
 from tests.harness.grammar import END, GRAMMAR, LANGUAGE, TOKENS, constraint_of, may_follow, written

@@ -13,7 +13,7 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.models.loaded import load
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import start
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
 from tests.harness.texts import generated

@@ -35,10 +35,10 @@ from specdemo.engines.gpu.capture import CapturedFunctions, CudaCapture, Work
 from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, Graphs, Outcome
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner, read_together
+from specdemo.settings import MATCH, MAX_NODES, REJECTION, Settings
 from specdemo.studies.rules import BROKEN, make_rule
 from specdemo.system.hardware import cpu_multiplies_bf16
 from specdemo.system.progress import attended
-from specdemo.types import MATCH, MAX_NODES, REJECTION, Settings
 from tests.harness import engines
 from tests.harness.classes import Eagle, FusedModel, GraphRunner, HeadDrafter
 from tests.harness.doubles import MODEL_VOCAB, ids_of

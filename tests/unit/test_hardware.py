@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from specdemo.system import device as device_module
 from specdemo.system import hardware
 from specdemo.system.cpu_level import SWITCH
 from specdemo.types import BadInput
@@ -162,43 +163,43 @@ def test_only_what_comes_from_a_gpu_to_the_cpu_is_waited_for(device: str, waits:
     """With a fake tensor: read on the CPU before it is there, it would be whatever lay in that memory."""
     tensor = torch.zeros(2).as_subclass(Elsewhere)
     tensor.asked = []
-    hardware.to_device(tensor, torch.device(device))
+    device_module.to_device(tensor, torch.device(device))
     assert tensor.asked == [(torch.device(device), not waits)]
 
 
 def test_token_ids_and_tensors_become_tensors_on_a_device() -> None:
     """That a copy to a GPU waits for nothing is a test of tests/gpu: a round waits once."""
-    ids, floats = hardware.to_device([3, 1], CPU), torch.tensor([0.5])
+    ids, floats = device_module.to_device([3, 1], CPU), torch.tensor([0.5])
     assert (ids.tolist(), ids.dtype) == ([3, 1], torch.long)
-    assert hardware.to_device(floats, CPU) is floats
-    assert hardware.to_device([3, 1], torch.device("meta")).device.type == "meta"
+    assert device_module.to_device(floats, CPU) is floats
+    assert device_module.to_device([3, 1], torch.device("meta")).device.type == "meta"
 
 
 def test_a_gpu_is_timed_by_its_own_clock(cuda: SimpleNamespace) -> None:
-    stamps: list[hardware.Timestamp] = []
+    stamps: list[device_module.Timestamp] = []
 
     def work() -> None:
-        stamps.append(hardware.timestamp(GPU))
+        stamps.append(device_module.timestamp(GPU))
         Event.clock += 250
 
-    assert hardware.seconds_of(GPU, work) == 0.25
+    assert device_module.seconds_of(GPU, work) == 0.25
     assert cuda.asked == [("synchronize", GPU)]  # the time of an event is known when the GPU has got there
     (stamp,) = stamps
     assert isinstance(stamp, Event)
     assert stamp.stream == "stream of cuda"
-    later = hardware.timestamp(GPU)
+    later = device_module.timestamp(GPU)
     assert isinstance(later, Event)
     for _ in range(2):
-        assert hardware.elapsed_seconds(stamp, later) == 0.25
+        assert device_module.elapsed_seconds(stamp, later) == 0.25
     assert later.waits == 1  # only where the GPU has not got there yet
 
 
 def test_a_cpu_is_timed_by_the_wall_clock(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fake clock, and a fake `torch.cuda` that is asked for nothing."""
     times = iter([3.0, 3.5])
-    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(device_module.time, "perf_counter", lambda: next(times))
     work: Callable[[], object] = list
-    assert hardware.seconds_of(CPU, work) == 0.5
+    assert device_module.seconds_of(CPU, work) == 0.5
     assert cuda.asked == []
 
 

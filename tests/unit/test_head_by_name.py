@@ -21,7 +21,8 @@ from specdemo.racing.asked import DraftedLane, Request, fitted
 from specdemo.racing.race import race, start
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import read_trace, trace_lines
-from specdemo.types import AUTO, BadInput, Settings, TokenKind
+from specdemo.settings import AUTO, Settings
+from specdemo.types import BadInput, TokenKind
 from specdemo.ui.facts import facts
 from tests.conftest import Command
 from tests.harness.classes import EagerRunner, Loaded

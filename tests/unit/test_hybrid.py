@@ -15,7 +15,8 @@ from specdemo.engines.runner import CannotBranch
 from specdemo.models.loaded import load
 from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
-from specdemo.types import DraftOutcome, Settings
+from specdemo.settings import Settings
+from specdemo.types import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.models import EAGER, model_of, preset_of, run_by, save

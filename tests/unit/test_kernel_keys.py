@@ -19,8 +19,8 @@ from specdemo.engines.gpu.graph import LENGTHS, Graphs
 from specdemo.engines.linear import Linear
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
 from specdemo.engines.runner import Pass, read_together
+from specdemo.settings import MAX_K, MAX_NODES
 from specdemo.system.progress import attended
-from specdemo.types import MAX_K, MAX_NODES
 from tests.harness.classes import FusedModel, GraphRunner
 from tests.harness.engines import recorded, tiny_model
 

@@ -20,6 +20,7 @@ from specdemo.engines.runner import ANY_ROWS
 from specdemo.models.loaded import load
 from specdemo.racing.compare import NEAR_TIE
 from specdemo.racing.race import start
+from specdemo.settings import REJECTION, RULES, Settings
 from specdemo.studies import greedy as greedy_lab
 from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import (
@@ -37,7 +38,7 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import Remembering, from_one_context
 from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
-from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
+from specdemo.types import BadInput, Draft, Token
 from tests.harness.classes import Loaded, Match, Rejection
 from tests.harness.doubles import ids_of
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.racing.figures import expected_tokens
+from specdemo.settings import MAX_K
 from specdemo.studies import theory
 from specdemo.studies.explain import _shapley, explain
 from specdemo.studies.theory import Costs, best_k, break_even, speed_up
-from specdemo.types import MAX_K, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 
 from ..sentences import gist, refuses, tells
 

@@ -21,7 +21,8 @@ from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read
 from specdemo.racing.race import again, differences, lanes_asked, race
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
-from specdemo.types import AUTO, REJECTION, BadInput, Settings
+from specdemo.settings import AUTO, REJECTION, Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, VOCAB, ids_of
 from tests.harness.toys import alike_toy

@@ -26,10 +26,11 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp import LlamaCpp
 from specdemo.servers.llamacpp_process import PYTHON, can_start
+from specdemo.settings import AUTO, Settings
 from specdemo.studies.greedy import against_server, differences_in_words, in_words
 from specdemo.studies.perplexity import logits_of, loss_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
-from specdemo.types import AUTO, BadInput, Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.files import write_gguf
 

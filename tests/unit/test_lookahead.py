@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from specdemo.decoding.answer import Answer
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
-from specdemo.types import Draft, Settings, Token, TokenKind
+from specdemo.settings import Settings
+from specdemo.types import Draft, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, TableRunner, answering, counting_table, ids_of, proposed
 from tests.harness.texts import decode, plain_text

@@ -11,7 +11,8 @@ from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
-from specdemo.types import MAX_NODES, Draft, Settings
+from specdemo.settings import MAX_NODES, Settings
+from specdemo.types import Draft
 from tests.harness.doubles import MODEL_VOCAB, paths_of, proposed
 from tests.harness.engines import recorded
 from tests.harness.toys import ModelToy, head_after

@@ -35,9 +35,9 @@ from specdemo.models.loaded import load
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError, ignore
 from specdemo.models.weights import StoredWeights, shapes
+from specdemo.settings import Settings
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
-from specdemo.types import Settings
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner, Loaded
 from tests.harness.engines import ARCHITECTURES, cpu_engine, tiny_model
 from tests.harness.models import preset_of, save, tiny

@@ -23,8 +23,9 @@ from specdemo.models.report import report_on
 from specdemo.models.sources import Folder, Hub
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
+from specdemo.settings import Settings
 from specdemo.system.hardware import compute_dtype
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 from specdemo.ui.engine import real_backend
 from specdemo.ui.facts import facts as facts_of
 from tests.harness.classes import Loaded

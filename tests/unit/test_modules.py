@@ -11,7 +11,8 @@ from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.engines.modules import decoder_layers, layers_at
-from specdemo.types import BadInput, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import MODEL_VOCAB, ids_of
 from tests.harness.texts import decode, plain_text

@@ -20,8 +20,10 @@ from specdemo.models import checkpoint
 from specdemo.models.loaded import load
 from specdemo.models.placement import ModelPart, plan
 from specdemo.racing.race import race
+from specdemo.settings import Settings
+from specdemo.system import device as device_module
 from specdemo.system import hardware
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.files import full_preset
 
@@ -65,7 +67,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def to_device(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
         assert device == MPS
-        return hardware.to_device(numbers, torch.device("cpu"))
+        return device_module.to_device(numbers, torch.device("cpu"))
 
     def arange_there(*numbers: Any, device: Any = None, **options: Any) -> Tensor:
         return arange(*numbers, device=None if device == MPS else device, **options)

@@ -34,7 +34,8 @@ from specdemo.models.store import LoadError
 from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, start
 from specdemo.racing.summary import summary
-from specdemo.types import BadInput, DraftOutcome, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput, DraftOutcome
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import Scripted, ids_of, proposed, rounds_of
 from tests.harness.models import preset_of, save, tiny

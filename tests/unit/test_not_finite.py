@@ -19,7 +19,8 @@ from specdemo.engines.gpu import graph
 from specdemo.engines.quantized import widened
 from specdemo.models.errors import explain
 from specdemo.racing.race import start
-from specdemo.types import Draft, NotFinite, Settings
+from specdemo.settings import Settings
+from specdemo.types import Draft, NotFinite
 from tests.harness.doubles import PROMPT, VOCAB, Scripted, ids_of, random_table
 from tests.harness.engines import ENGINES, makes_runners, tiny_model
 from tests.harness.texts import decode

@@ -19,7 +19,7 @@ from specdemo.models.presets import Preset
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from specdemo.ui.facts import facts
 from tests.harness.files import write_gguf
 from tests.harness.models import model_of, preset_of, save, tiny

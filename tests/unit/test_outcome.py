@@ -13,7 +13,8 @@ from specdemo.racing.asked import DraftedLane
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, badge, compare, is_exact, other_draws
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.summary import head_doubt, summary
-from specdemo.types import AUTO, MATCH, MAX_K, MAX_NODES, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.settings import AUTO, MATCH, MAX_K, MAX_NODES, RULES, Settings
+from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, ids_of
 from tests.harness.toys import alike_toy

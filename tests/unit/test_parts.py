@@ -18,7 +18,7 @@ from specdemo.models.presets import find_preset
 from specdemo.models.sources import Hub, Parts
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from tests.harness.classes import Stats
 from tests.harness.doubles import ids_of
 from tests.harness.files import make_tokenizer, sha256, write_archive, write_gguf

@@ -14,7 +14,8 @@ from specdemo.decoding.noise import key_of, uniforms
 from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.text import LaneText
-from specdemo.types import REJECTION, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.settings import REJECTION, RULES, Settings
+from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, letters_tokenizer, random_table
 from tests.harness.texts import warped
 from tests.harness.toys import TableToy, ngram_file

@@ -10,8 +10,8 @@ import torch
 
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import native
+from specdemo.settings import Settings
 from specdemo.system.progress import Stopped, attended, check_stopped, tell
-from specdemo.types import Settings
 from tests.harness.engines import ENGINES, makes_runners, tiny_model
 from tests.harness.texts import decode, plain_text
 

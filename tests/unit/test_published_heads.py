@@ -34,7 +34,7 @@ from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from tests.harness.classes import Eagle, HeadDrafter
 from tests.harness.doubles import MODEL_VOCAB, accepting, ids_of, proposed
 from tests.harness.engines import tiny_model

@@ -31,8 +31,9 @@ from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf, Source, Wheel
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
+from specdemo.settings import AUTO, Settings
 from specdemo.system.hardware import UNQUANTIZED
-from specdemo.types import AUTO, BadInput, DraftOutcome, Settings
+from specdemo.types import BadInput, DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import blocks_of, make_tokenizer, write_gguf, write_wheel

@@ -19,9 +19,10 @@ from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, start
 from specdemo.racing.summary import report
 from specdemo.racing.trace import Entry, read_trace, write_trace
+from specdemo.settings import AUTO, MATCH, MAX_K, REJECTION, Settings
 from specdemo.system import hardware
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, FinishReason, Settings, TokenKind
+from specdemo.types import BadInput, FinishReason, TokenKind
 from tests.harness.classes import CostModel
 from tests.harness.doubles import PROMPT, TableRunner, counting_table, ids_of, letters_tokenizer
 from tests.harness.toys import DRAFTER_NAMES, TableToy, alike_toy

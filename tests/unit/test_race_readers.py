@@ -21,19 +21,8 @@ from specdemo.racing.race import PLAIN, SPECULATIVE, differences, start
 from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
 from specdemo.racing.verdict import NOTHING, judge_readers
-from specdemo.types import (
-    AUTO,
-    MATCH,
-    REJECTION,
-    BadInput,
-    DraftedToken,
-    DraftOutcome,
-    FinishReason,
-    NotFinite,
-    Settings,
-    Token,
-    TokenKind,
-)
+from specdemo.settings import AUTO, MATCH, REJECTION, Settings
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, NotFinite, Token, TokenKind
 from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import ids_of
 

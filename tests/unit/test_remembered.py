@@ -20,7 +20,8 @@ from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_n
 from specdemo.racing.race import asked_again
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry
-from specdemo.types import REJECTION, BadInput, Settings, Token, TokenKind
+from specdemo.settings import REJECTION, Settings
+from specdemo.types import BadInput, Token, TokenKind
 from specdemo.ui.replay.playable import playable
 from tests.harness.texts import with_text
 

@@ -17,7 +17,8 @@ from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
-from specdemo.types import AUTO, REJECTION, BadInput, Settings
+from specdemo.settings import AUTO, REJECTION, Settings
+from specdemo.types import BadInput
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.toys import DRAFTER_NAMES
 

@@ -14,7 +14,8 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from specdemo.decoding import sampling
 from specdemo.decoding.sampling import largest, probabilities, sample
-from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings, brief
+from specdemo.settings import MAX_K, MAX_SEED, MAX_STOP_STRINGS, Settings, brief
+from specdemo.types import BadInput
 
 from ..sentences import refuses, tells
 

@@ -20,8 +20,9 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import find_dialect
 from specdemo.servers.race import server_lane
+from specdemo.settings import Settings
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 
 from ..fakes.server import (
     Answer,

@@ -20,7 +20,8 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.servers.race import outcome, race_servers
-from specdemo.types import BadInput, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput
 from specdemo.ui.replay.playable import playable
 from tests.harness.classes import Stats
 

@@ -32,12 +32,12 @@ def test_a_setting_of_one_line_is_everywhere(where: str) -> None:
 
 
 def add_line() -> None:
-    """Import `specdemo.types` with one line more, before anything else does."""
-    path = PROJECT / "specdemo" / "types.py"
+    """Import `specdemo.settings` with one line more, before anything else does."""
+    path = PROJECT / "specdemo" / "settings.py"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     lines.insert(next(place for place, line in enumerate(lines) if line.startswith("    stop: ")) + 1, LINE)
-    types = sys.modules["specdemo.types"] = ModuleType("specdemo.types")
-    exec(compile("".join(lines), path, "exec"), types.__dict__)
+    settings = sys.modules["specdemo.settings"] = ModuleType("specdemo.settings")
+    exec(compile("".join(lines), path, "exec"), settings.__dict__)
 
 
 def check_command_line() -> None:

@@ -14,7 +14,7 @@ from specdemo.drafters.none import NoDrafter
 from specdemo.engines.choose import runner_maker
 from specdemo.engines.runner import DEPENDS_ON_LENGTH, CannotBranch, Runner
 from specdemo.engines.settled import settled
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from tests.harness import models
 from tests.harness.doubles import ids_of, oracle
 from tests.harness.models import LONG, SWITCH, run_by

@@ -12,6 +12,7 @@ import pytest
 
 from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Prefilled, Round
+from specdemo.settings import Settings
 from specdemo.studies import sweep as sweeping
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import (
@@ -25,7 +26,7 @@ from specdemo.studies.statistics import (
     rates_differ,
 )
 from specdemo.studies.sweep import Sweep, best_k, summarise
-from specdemo.types import DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 
 # By hand ---------------------------------------------------------------------------------------------------
 

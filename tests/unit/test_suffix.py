@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specdemo.drafters import suffix, suffix_automaton
 from specdemo.drafters.suffix import FACTOR, LEAST, Suffix
 from specdemo.drafters.suffix_automaton import ROOT, SuffixAutomaton
-from specdemo.types import Settings
+from specdemo.settings import Settings
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, TableRunner, ids_of, proposed, random_table
 from tests.harness.texts import decode, plain_text

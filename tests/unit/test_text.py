@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.racing.text import Detokenizer, LaneText, StopStrings
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.settings import Settings
+from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.doubles import (
     SPECIAL,
     Scripted,

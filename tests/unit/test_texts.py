@@ -21,7 +21,8 @@ from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.walk import branches
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of, start
-from specdemo.types import AUTO, MAX_K, MAX_NODES, Settings, TokenKind
+from specdemo.settings import AUTO, MAX_K, MAX_NODES, Settings
+from specdemo.types import TokenKind
 from tests.harness.cases import CASES, EVERY, MIXED, OTHER_TOKENS, SAMPLINGS, Case, values
 from tests.harness.doubles import (
     HOSTILE,

@@ -26,17 +26,8 @@ from specdemo.racing.trace import (
     read_trace,
     write_trace,
 )
-from specdemo.types import (
-    MAX_K,
-    MAX_NODES,
-    MAX_SEED,
-    BadInput,
-    DraftedToken,
-    DraftOutcome,
-    FinishReason,
-    Token,
-    TokenKind,
-)
+from specdemo.settings import MAX_K, MAX_NODES, MAX_SEED
+from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.texts import with_text
 
 from ..sentences import refuses

@@ -21,7 +21,8 @@ from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset
 from specdemo.models.translation import Translation
 from specdemo.racing.race import start
-from specdemo.types import AUTO, MATCH, RULES, DraftOutcome, NotFinite, Settings
+from specdemo.settings import AUTO, MATCH, RULES, Settings
+from specdemo.types import DraftOutcome, NotFinite
 from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import (
     LETTERS,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specdemo.decoding.events import emitted_tokens
-from specdemo.types import MAX_NODES, Settings
+from specdemo.settings import MAX_NODES, Settings
 from tests.harness.classes import Stats
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, Planting, Shape, full, ids_of
 from tests.harness.engines import ENGINES, makes_runners, tiny_model

@@ -21,7 +21,8 @@ from specdemo.drafters.ngram import load_table
 from specdemo.drafters.tree import Tree, grow
 from specdemo.racing.race import again, differences, race
 from specdemo.racing.trace import read_trace, write_trace
-from specdemo.types import AUTO, MATCH, MAX_K, Draft, DraftedToken, DraftOutcome, Settings
+from specdemo.settings import AUTO, MATCH, MAX_K, Settings
+from specdemo.types import Draft, DraftedToken, DraftOutcome
 from tests.harness.classes import DraftLengthController
 from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of, proposed
 from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file

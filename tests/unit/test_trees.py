@@ -27,18 +27,10 @@ from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of
 from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
+from specdemo.settings import AUTO, MAX_NODES, RULES, Settings
 from specdemo.studies.domains import Counts
 from specdemo.studies.explain import explain
-from specdemo.types import (
-    AUTO,
-    MAX_NODES,
-    RULES,
-    BadInput,
-    Draft,
-    DraftOutcome,
-    Settings,
-    TokenKind,
-)
+from specdemo.types import BadInput, Draft, DraftOutcome, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import (
     HOSTILE_TREES,

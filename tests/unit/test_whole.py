@@ -23,7 +23,8 @@ from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
-from specdemo.types import BadInput, Settings
+from specdemo.settings import Settings
+from specdemo.types import BadInput
 from tests.harness.files import make_tokenizer, sha256, write_gguf
 from tests.harness.models import ENGINES, load_by, preset_of, rounded, save, tiny
 from tests.harness.texts import generated, plain_text

@@ -16,7 +16,7 @@ from ...engines.layout import Layer, Linear, swiglu
 from ...engines.native import NativeCache, NativeHead, NativeLayers, NativeRows, TreeMask
 from ...engines.ropes import Rope
 from ...engines.rows import ancestors_of, branches_of
-from ...system.hardware import to_device
+from ...system.device import to_device
 from .networks import LayeredHead, doubled
 
 

@@ -16,9 +16,10 @@ from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS, WIDTH
 from ...engines.runner import PendingPass, Runner, States
-from ...system.hardware import to_device
+from ...settings import MAX_K, MAX_NODES
+from ...system.device import to_device
 from ...system.progress import tell
-from ...types import MAX_K, MAX_NODES, Draft
+from ...types import Draft
 from ..captured_trees import CapturedTrees
 from ..chain import CapturedChains, draw_chain
 from ..tree import grow_by_depth

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...decoding.drafter import CHAIN, DraftOptions, answered
 from ...engines.runner import PendingPass
-from ...system.hardware import to_device
+from ...system.device import to_device
 from ...types import Draft
 from ..captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from ..chain import NextLogits, NextPass

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...types import MAX_K, BadInput
+from ...settings import MAX_K
+from ...types import BadInput
 from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import Head

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...types import MAX_K
+from ...settings import MAX_K
 from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import BlockLayer, EagleHead

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from ...engines.families import ROPES
-from ...types import MAX_K, BadInput
+from ...settings import MAX_K
+from ...types import BadInput
 from .formats import MASKS, Config, Format
 from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
 

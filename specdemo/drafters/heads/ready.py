@@ -15,7 +15,8 @@ from ...engines.gpu.graph import LENGTHS, LONGEST, Slot, SlotPool
 from ...engines.layout import Linear, Norm, Step
 from ...engines.quantized import Weight, rows_of
 from ...engines.runner import PendingPass
-from ...system.hardware import compute_dtype, to_device
+from ...system.device import to_device
+from ...system.hardware import compute_dtype
 from ..captured_trees import Growth
 from ..chain import NextLogits, NextPass
 from .backends import HeadBackend, NativeBackend, TorchBackend, native_backend

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...engines.ropes import Rope
-from ...types import MAX_K
+from ...settings import MAX_K
 
 ROPE_THETA = 10_000.0
 ALL_TOKENS = 2**31 - 1  # a window that ends nowhere

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...settings import MAX_K
 from ...system.progress import tell
-from ...types import MAX_K
 from ..rows import TREES
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...system.hardware import to_device
+from ...settings import MAX_K
+from ...system.device import to_device
 from ...system.progress import tell
-from ...types import MAX_K
 from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel

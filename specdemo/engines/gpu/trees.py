@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import MAX_NODES
+from ...settings import MAX_NODES
 from ..rows import MOST_ROWS, WIDTH
 
 COMPARED = 2**12  # pairs of values at a time

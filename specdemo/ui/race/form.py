@@ -15,7 +15,7 @@ from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
 from ...racing.asked import AT_ONCE, TREE
 from ...racing.trace import Request
-from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
+from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting
 from ..part import Part
 from .request import read_request

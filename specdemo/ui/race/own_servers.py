@@ -13,7 +13,8 @@ from ...racing.trace import Entry
 from ...servers.address import MAX_ADDRESS, Address
 from ...servers.dialects import connected
 from ...servers.race import TURNS, ServerRace, outcome, trace_header
-from ...types import REJECTION, BadInput
+from ...settings import REJECTION
+from ...types import BadInput
 from ..engine import Engine
 from .run import RaceRun
 
