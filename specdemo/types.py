@@ -98,6 +98,11 @@ class Draft:
         if not self.tree:
             object.__setattr__(self, "parents", range(-1, len(self.token_ids) - 1))
 
+    @property
+    def row_parents(self) -> list[int] | None:
+        """The parents of the rows, for `Runner.forward`; None for a chain, for which engines have a pass of its own."""
+        return [-1, *(parent + 1 for parent in self.parents)] if self.tree else None
+
 
 @dataclass(frozen=True, slots=True)
 class Token:

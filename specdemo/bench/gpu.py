@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config
 
 from ..decoding.events import Event, Round
-from ..decoding.match import Match
+from ..decoding.rule import Match
 from ..drafters.names import DRAFTERS, drafter_class
 from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import GraphRunner

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..decoding.answer import Answer
+from ..decoding.acceptance import Answer
 from ..decoding.batch import decode
 from ..decoding.drafter import Drafter
 from ..decoding.events import Round
 from ..decoding.loop import Decoding
-from ..decoding.match import Match
+from ..decoding.rule import Match
 from ..decoding.sampling import one_hot
 from ..drafters.none import NoDrafter
 from ..engines import ops

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engines.quantized import Weight
 from ..engines.runner import PendingPass, Runner, read_together
 from ..types import Draft
-from .answer import Answer
+from .acceptance import Answer
 from .rule import Rule
 
 

@@ -17,15 +17,13 @@ from ..engines.runner import Pass, PendingPass, Runner
 from ..settings import MATCH, REJECTION, Settings
 from ..system.device import elapsed_seconds, timestamp
 from ..types import BadInput, Draft, FinishReason
-from .answer import Answer, row_parents
+from .acceptance import Answer, path_of
 from .chooser import Chooser, fixed
 from .costs import CostModel
 from .drafter import Drafter, DraftOptions, drafted
 from .events import Distributions, Event, Finished, Prefilled, Round
-from .match import Match
 from .rejection import Rejection
-from .rule import Rule
-from .walk import path_of
+from .rule import Match, Rule
 
 PIECE = 32  # tokens of a prompt
 
@@ -118,7 +116,7 @@ class Decoding:
                 drafted_at, away = timestamp(drafting_on), self._away() - away
 
                 # Pass: the target reads the pending token and the draft.
-                logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
+                logits = yield Pass(runner, _rows(ids[-1], draft), draft.row_parents)  # [k + 1, V]
 
                 # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
                 answer = rule.verify(rule.masked(logits, draft), draft, len(ids), runner.captured)

@@ -17,8 +17,8 @@ from ..settings import REJECTION, Settings
 from ..system.device import packed, to_device, unpacked
 from ..types import Draft
 from . import noise
-from .answer import Answer, answer_to, check_finite, drafted_probs, follow, parent_rows, row_depths
-from .rule import Rule
+from .acceptance import Answer, answer_to, follow
+from .rule import Rule, drafted_probs, parent_rows, row_depths
 from .sampling import one_hot, probabilities, sample
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
@@ -114,7 +114,6 @@ def judged(draft: Draft, draws: Tensor, vector: Tensor) -> Answer:
         own, own_p, p, q, x = unpacked(vector, k + 1, k + 1, k, 0 if draft.q is None else k, k)
         return follow(draft, own, own_p, (), p, q, x)
     (n,), own, own_p, p, q, drawn, x = unpacked(vector, 1, 1, 1, k, k, k + 1, k)
-    check_finite([*p, *own_p], q)
     passed, before = [place < n for place in range(k)], [0.0] * int(n)  # of the rows before the last
     return answer_to(draft, passed, [*before, *own], [*before, *own_p], p, q, x, draws=drawn[:k])
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..decoding.answer import Answer
+from ..decoding.acceptance import Answer
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..decoding.answer import DRAFTER_OVERFLOWED
+from ..decoding.acceptance import DRAFTER_OVERFLOWED
 from ..decoding.rule import Rule
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.rows import MOST_ROWS, WIDTH

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ..decoding.answer import Answer
+from ..decoding.acceptance import Answer
 from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.graph import CapturedPasses, GraphRunner

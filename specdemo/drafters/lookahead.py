@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
-from ..decoding.answer import Answer
+from ..decoding.acceptance import Answer
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..settings import MAX_NODES
 from ..types import Draft

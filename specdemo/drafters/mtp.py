@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn import Module
 from transformers.modeling_layers import MtpModel
 
-from ..decoding.answer import Answer
+from ..decoding.acceptance import Answer
 from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs
 from ..decoding.rule import Rule
-from ..engines.eager import for_sampling
-from ..engines.preallocated_cache import PreallocatedCache
+from ..engines.eager import PreallocatedCache, for_sampling
 from ..engines.runner import PendingPass, Runner
 from ..settings import MAX_K
 from ..system.device import to_device

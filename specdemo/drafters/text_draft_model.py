@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..decoding.answer import DRAFTER_OVERFLOWED
+from ..decoding.acceptance import DRAFTER_OVERFLOWED
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Translator
 from ..decoding.sampling import largest
 from ..engines.runner import Runner

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..decoding.answer import DRAFTER_OVERFLOWED
+from ..decoding.acceptance import DRAFTER_OVERFLOWED
 from ..decoding.drafter import answered
 from ..decoding.rule import Rule
 from ..engines.rows import MOST_ROWS, WIDTH

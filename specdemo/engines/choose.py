@@ -82,7 +82,9 @@ def runner_maker(
         return engine, _runners(engine, FusedModel.of(model, dtype), slots)
     from .eager import EagerRunner  # late: these bring in transformers' models
     from .hybrid import HybridRunner
+    from .modules import make_stoppable
 
+    make_stoppable(model)
     return "eager", partial(HybridRunner if is_hybrid(model.config) else EagerRunner, model)
 
 

@@ -1,8 +1,12 @@
-"""Transformers' own forward, on any device: the reference that every faster engine is checked against."""
+"""Transformers' own forward, on any device: the reference that every faster engine is checked against.
+
+Its key-value cache is allocated once and rolled back by setting an integer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -10,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
 from ..system.device import to_device
 from ..types import BadInput
-from .modules import cache_argument, decoder_layers, layers_at, outputs_of, stoppable, with_module
-from .preallocated_cache import PreallocatedCache
+from .modules import cache_argument, decoder_layers, layers_at, outputs_of, with_module
 from .rows import mask_of, places
 from .runner import DEPENDS_ON_LENGTH, Runner
 from .settled import settled
@@ -65,8 +69,7 @@ class EagerRunner(Runner):
     def prefill(self, ids: Sequence[int]) -> Tensor:
         self.release()
         self._cache = self._new_cache()
-        with stoppable(self.model):
-            return self._read(ids, None, logits_to_keep=1)
+        return self._read(ids, None, logits_to_keep=1)
 
     def _new_cache(self) -> Any:
         return PreallocatedCache(self.context)
@@ -122,6 +125,67 @@ class EagerRunner(Runner):
             positions = torch.arange(start, start + len(ids), device=self._reads_on)
             options = {"position_ids": positions[None], **options}
         return self.model(input_ids, use_cache=True, **{self._cache_as: self._cache}, **options)
+
+
+class PreallocatedLayer(DynamicLayer):
+    """One layer's keys and values in fixed buffers of `capacity` positions.
+
+    `DynamicLayer` concatenates for every token, which copies the whole cache each time. Here new keys and values are
+    written after the first `length`, and a rollback only lowers `length`: the positions after it are overwritten
+    before they are read again.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, width = key_states.shape
+        self.keys = key_states.new_empty(batch, heads, self.capacity, width)
+        self.values = value_states.new_empty(*value_states.shape[:2], self.capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, heads, T, width]. Returns views of all of them, [B, heads, length, width]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+
+class PreallocatedCache(Cache):
+    """A transformers cache of `PreallocatedLayer`s, for models in which every layer is attention.
+
+    The first pass makes its layers, since some models have more than one for a decoder layer.
+    """
+
+    layers: list[PreallocatedLayer]
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(layer_class_to_replicate=partial(PreallocatedLayer, capacity))
+
+    def seek(self, length: int) -> None:
+        """Set the length in every layer: the next pass sees these positions and writes after them."""
+        for layer in self.layers:
+            layer.length = length
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """Move the rows of a path, counted from `start`, to the positions from `start` on, in every layer."""
+        rows, end = torch.tensor(path) + start, start + len(path)
+        for layer in self.layers:
+            for part in (layer.keys, layer.values):
+                part[:, :, start:end] = part[:, :, rows.to(part.device)]
 
 
 def for_sampling(rows: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
 from .ops import attention, mixed, normed_heads, plus, rotate
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, Pass, Runner, States, in_groups
+from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, Pass, Runner, in_groups
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -198,7 +198,7 @@ class FusedRunner(Runner):
     def end(self, count: int, states: Tensor | None, begin: int = 0) -> None:
         """End the pass over `count` tokens, those from row `begin` on in the `states` of captured layers, if any."""
         self._cache.length = self._start + count
-        self.states = None if states is None else States(states, begin, count)
+        self.hidden_states = None if states is None else states[begin : begin + count]
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))

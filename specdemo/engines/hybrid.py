@@ -20,8 +20,7 @@ from transformers.cache_utils import (
 )
 
 from ..system.device import to_device
-from .eager import EagerRunner
-from .preallocated_cache import PreallocatedLayer
+from .eager import EagerRunner, PreallocatedLayer
 
 AGAIN = 8  # the most tokens that a pass reads again before its new ones; more get a pass of their own
 

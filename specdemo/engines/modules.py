@@ -80,16 +80,16 @@ def with_parts(module: Any, parts: Mapping[str, Module]) -> Any:
     return other
 
 
-@contextmanager
-def stoppable(model: PreTrainedModel) -> Iterator[None]:
-    """Within this context a stopped pass ends before its next layer."""
-    parts = [module for parts in model.modules() if isinstance(parts, ModuleList) for module in parts]
-    hooks = [part.register_forward_pre_hook(lambda *_: check_stopped()) for part in parts]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def make_stoppable(model: PreTrainedModel) -> None:
+    """From now on a pass that should stop ends before its next layer."""
+    for parts in model.modules():
+        for part in parts if isinstance(parts, ModuleList) else ():
+            if _check not in part._forward_pre_hooks.values():
+                part.register_forward_pre_hook(_check)
+
+
+def _check(*_: object) -> None:
+    check_stopped()
 
 
 @contextmanager

@@ -7,12 +7,9 @@ ancestors and itself. Its position is the one after its parent's, so rows with t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-from ..system.device import to_device
 
 MOST_ROWS = 64  # of a pass that branches: the ancestors of a row are the bits of a word
 # Captured work has a fixed number of rows. There are few of these sizes, and trees are filled up to them.
@@ -73,19 +70,3 @@ def mask_of(parents: Sequence[int], before: int, dtype: torch.dtype, device: tor
     mask = torch.zeros(len(words), before + len(words), dtype=dtype, device=device)
     mask[:, before:].masked_fill_(~seen, -torch.inf)
     return mask
-
-
-def is_beginning(path: Sequence[int]) -> bool:
-    """Whether a path is the first rows of a pass, as in a chain, so that no row has to move.
-
-    Raises:
-        ValueError: the path is not in rising order.
-    """
-    if any(row >= following for row, following in pairwise(path)):
-        raise ValueError(f"The rows of a path rise: {list(path)} do not.")
-    return not path or path[-1] == len(path) - 1
-
-
-def path_rows(states: Tensor, path: Sequence[int]) -> Tensor:
-    """The rows of a path, [T, ...] -> [len(path), ...]."""
-    return states[: len(path)] if is_beginning(path) else states[to_device(path, states.device)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..system.device import to_device
 from ..types import BadInput
-from .rows import is_beginning, path_rows
 
 T = TypeVar("T")
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
@@ -29,14 +30,14 @@ class Runner:
         context: the most tokens it can hold.
         device: where the logits are.
         vocab_size: their width V.
-        states: what `capture_hidden_states` asked for, of the tokens of the last pass; None before the first pass, or
-            if no layers were asked for.
+        hidden_states: those that `capture_hidden_states` asked for, of the last pass, [T, layers * hidden]; None
+            before the first pass, or if no layers were asked for.
         together: what reads its passes and those of others in one; None where its cache is all that it knows.
     """
 
     device: torch.device
     vocab_size: int
-    states: States | None = None
+    hidden_states: Tensor | None = None
     together: Together | None = None
 
     def __init__(self, capacity: int) -> None:
@@ -72,17 +73,8 @@ class Runner:
         """How many experts of a layer a pass over so many rows has read so far, in the mean, where that is counted."""
         return {}
 
-    @property
-    def hidden_states(self) -> Tensor | None:
-        """Those of `states`, [T, layers * hidden]."""
-        return None if self.states is None else self.states.tensor
-
-    @hidden_states.setter
-    def hidden_states(self, states: Tensor | None) -> None:
-        self.states = None if states is None else States.of(states)
-
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """From the next pass on, keep the outputs of these decoder layers in `states`, in this order.
+        """From the next pass on, keep the outputs of these decoder layers in `hidden_states`, in this order.
 
         Layers count from 0. An output is the residual stream after the layer, before any final norm. transformers calls
         it `hidden_states[layer + 1]`, but norms that of the last layer.
@@ -121,14 +113,16 @@ class Runner:
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last pass, each the parent of the next, and forget the others.
 
-        The kept rows move to the front of the pass; none is computed again. `states` are then those of the kept rows.
+        The kept rows move to the front of the pass; none is computed again. `hidden_states` are then those of the kept
+        rows.
         """
-        if not is_beginning(path):
+        states, beginning = self.hidden_states, is_beginning(path)
+        if not beginning:
             assert self._cache is not None, "a pass comes first"
             with torch.inference_mode():
                 self._cache.move(self._start, path)
-        if self.states is not None:
-            self.states = self.states.kept(path)
+        if states is not None:
+            self.hidden_states = states[: len(path)] if beginning else states[to_device(path, states.device)]
         self.rollback(self._start + len(path))
 
     def rollback(self, length: int) -> None:
@@ -170,30 +164,15 @@ class CannotBranch(BadInput):
     """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
 
 
-class States(NamedTuple):
-    """Hidden states of one text, as a part of those of a pass that several texts may share.
+def is_beginning(path: Sequence[int]) -> bool:
+    """Whether a path is the first rows of a pass, as in a chain, so that no row has to move.
 
-    They are cut out when they are read: in each round of many readers that would take some 5 microseconds for each.
+    Raises:
+        ValueError: the path is not in rising order.
     """
-
-    of_pass: Tensor  # [T, layers * hidden]
-    begin: int
-    rows: int
-
-    @classmethod
-    def of(cls, states: Tensor) -> States:
-        return cls(states, 0, len(states))
-
-    @property
-    def tensor(self) -> Tensor:
-        """[rows, layers * hidden]"""
-        return self.of_pass[self.begin : self.begin + self.rows]
-
-    def kept(self, path: Sequence[int]) -> States:
-        """Those of the rows of a path."""
-        if is_beginning(path):
-            return States(self.of_pass, self.begin, len(path))
-        return States.of(path_rows(self.tensor, path))
+    if any(row >= following for row, following in pairwise(path)):
+        raise ValueError(f"The rows of a path rise: {list(path)} do not.")
+    return not path or path[-1] == len(path) - 1
 
 
 class PendingPass:

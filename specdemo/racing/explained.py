@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..decoding.acceptance import branches, parents_of
 from ..decoding.events import Round, text_of
-from ..decoding.walk import branches, parents_of
 from ..settings import MATCH, Settings
 from ..types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 from .asked import PLAIN, Request

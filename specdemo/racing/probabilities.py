@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..decoding import noise
+from ..decoding.acceptance import branches, path_of, places_tested
 from ..decoding.events import Distributions, Event, Round
-from ..decoding.walk import branches, path_of, places_tested
 from ..types import DraftedToken
 from .trace import Candidate, TokenProbabilities
 

@@ -10,6 +10,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from ..decoding import noise
+from ..decoding.acceptance import branches
 from ..decoding.adaptive_k import DraftLengthController
 from ..decoding.batch import decode
 from ..decoding.chooser import Chooser, Form, Given
@@ -18,7 +19,6 @@ from ..decoding.events import Event, Prefilled, Round, emitted_tokens
 from ..decoding.loop import Decoding, check_room, rule_for
 from ..decoding.measuring import measure_passes, try_out
 from ..decoding.rule import Rule
-from ..decoding.walk import branches
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, PARALLEL, behind, check_known, drafter_class

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
+from ..decoding.acceptance import branches, places_tested
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
-from ..decoding.walk import branches, places_tested
 from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 FIGURES = (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from ..decoding.acceptance import parents_of
 from ..decoding.events import Event, Finished, Prefilled
-from ..decoding.walk import parents_of
 from ..types import DraftedToken, Token
 
 if TYPE_CHECKING:

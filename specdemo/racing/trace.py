@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
+from ..decoding.acceptance import kind_after, parents_of, walk
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
-from ..decoding.walk import kind_after, parents_of, walk
 from ..settings import MAX_NODES, MAX_SEED, REJECTION, Settings
 from ..types import Ahead, BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .asked import AT_ONCE, PLAIN, SPECULATIVE, Request

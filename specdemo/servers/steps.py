@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from ..decoding.acceptance import kind_after, walk
 from ..decoding.events import Event, Finished, Prefilled, Round
-from ..decoding.walk import kind_after, walk
 from ..types import BadInput, DraftedToken, FinishReason, Token, TokenKind
 from .client import Client
 

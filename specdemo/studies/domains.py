@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.acceptance import branches
 from ..decoding.events import Round, text_of
-from ..decoding.walk import branches
 from ..racing.text import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..settings import COMMAND, Field

@@ -12,8 +12,8 @@ from operator import mul
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ..decoding.acceptance import branches
 from ..decoding.events import Event, Round
-from ..decoding.walk import branches
 from ..drafters.names import DRAFTERS
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry

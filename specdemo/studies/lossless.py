@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..decoding.acceptance import places_tested
 from ..decoding.events import Event, Round, emitted_tokens
 from ..decoding.rule import Rule
 from ..decoding.sampling import probabilities
-from ..decoding.walk import places_tested
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start

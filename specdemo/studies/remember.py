@@ -88,8 +88,8 @@ class Remembering(Runner):
 
     def keep(self, path: Sequence[int]) -> None:
         self._text = self._texts[path[-1]] if path else self._before
-        if self.states is not None:
-            self.states = self.states.kept(path)
+        if self.hidden_states is not None:
+            self.hidden_states = self.hidden_states[list(path)]
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         if count not in self.parts:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ..decoding.loop import rule_for
-from ..decoding.match import Match
 from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
-from ..decoding.rule import Rule
+from ..decoding.rule import Match, Rule
 from ..settings import REJECTION, Settings
 from ..types import BadInput
 

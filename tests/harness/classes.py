@@ -2,8 +2,8 @@
 
 from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.costs import CostModel
-from specdemo.decoding.match import Match
 from specdemo.decoding.rejection import Rejection
+from specdemo.decoding.rule import Match
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.engines.eager import EagerRunner

@@ -18,13 +18,13 @@ from transformers import (
 )
 
 from specdemo.decoding import batch, loop
-from specdemo.decoding.answer import Answer
+from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, alone, drafted
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS, Pass, Runner
 from specdemo.settings import MAX_NODES
-from specdemo.system import hardware
+from specdemo.system import device
 from specdemo.types import Draft, DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel
 
@@ -356,7 +356,7 @@ class Clock:
 
 def set_clock(patch: pytest.MonkeyPatch, make: Callable[[], Any]) -> None:
     """By which rounds are timed: one for each module that looks at it."""
-    for module in (batch, loop, hardware):
+    for module in (batch, loop, device):
         patch.setattr(module, "time", make())
 
 

@@ -27,13 +27,14 @@ from transformers import (
 
 from specdemo.drafters.names import drafter_class
 from specdemo.engines import linear, ops
+from specdemo.engines.choose import runner_maker
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import Work
 from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.native import NativeModel, NativeRunner
-from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
+from tests.harness.classes import FusedModel, GraphRunner
 
 from .doubles import MODEL_VOCAB
 from .toys import ModelToy
@@ -106,7 +107,7 @@ ENGINES = ("eager", "fused", "native", "graph")
 def makes_runners(engine: str, model: PreTrainedModel) -> Callable[[int], Any]:
     """What makes the runners of an engine for a model. The passes of "graph" are `recorded`, of torch's operations."""
     if engine == "eager":
-        return partial(EagerRunner, model)
+        return runner_maker(model, eager=True)[1]
     if engine == "native":
         return partial(NativeRunner, native_runner(model, 8).together)
     with pytest.MonkeyPatch.context() as patch:  # as on a machine without gcc

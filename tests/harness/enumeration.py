@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding import match
-from specdemo.decoding.answer import Answer
+from specdemo.decoding import rule
+from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
@@ -149,7 +149,7 @@ class EnumeratedMatch(Match):
     def verify(self, logits: Tensor, draft: Draft, position: int, captured: Any = None) -> Answer:
         self.draft = draft
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(match.noise, "draw", self.drawn)
+            patch.setattr(rule.noise, "draw", self.drawn)
             return super().verify(logits, draft, position)
 
     def drawn(self, probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

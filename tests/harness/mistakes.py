@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdemo.decoding.answer import Answer
+from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.rejection import TESTING, residual, verify
 from specdemo.decoding.sampling import probabilities, sample
 from specdemo.settings import Settings

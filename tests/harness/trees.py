@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from specdemo.engines.rows import MOST_ROWS, path_rows
+from specdemo.engines.rows import MOST_ROWS
 from specdemo.engines.runner import Runner
 
 CHAIN, ONE, STAR = list(range(-1, 8)), [-1], [-1, *[0] * 9]
@@ -50,8 +50,8 @@ def check(
         path = path_to(parents, row)
         alone = chain.forward([ids[each] for each in path])
         assert chain.hidden_states is not None
-        assert same(path_rows(logits, path), alone)
-        assert same(path_rows(states, path), chain.hidden_states)
+        assert same(logits[path], alone)
+        assert same(states[path], chain.hidden_states)
         chain.rollback(len(text))
     path = path_to(parents, leaves[len(leaves) // 2])
     path = path[: max(1, len(path) - 1)]

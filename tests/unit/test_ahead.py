@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo.decoding.answer import Answer
+from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.chooser import Form, Given
 from specdemo.decoding.drafter import CHAIN, DraftOptions
 from specdemo.decoding.events import Event, Prefilled, Round

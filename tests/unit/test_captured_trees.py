@@ -22,7 +22,8 @@ from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.drafter import DEEPEST
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
-from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH, is_beginning
+from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
+from specdemo.engines.runner import is_beginning
 from specdemo.settings import MAX_K, MAX_NODES, REJECTION, RULES, Settings
 from specdemo.types import Draft, DraftOutcome, NotFinite
 from tests.gpu.helpers import ByTable, tree_of_host

@@ -17,7 +17,6 @@ from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
-from specdemo.engines.runner import States
 from specdemo.settings import MAX_NODES, REJECTION, Settings
 from specdemo.types import NotFinite
 from tests.harness.classes import Eagle
@@ -107,7 +106,7 @@ def test_a_tree_is_no_larger_and_no_deeper_than_asked(toy: ModelToy, nodes: int,
 
 def test_logits_that_are_no_numbers_are_refused(toy: ModelToy) -> None:
     drafter = head_after(toy, "eagle", TEXT, Settings(temperature=1, tree=True))
-    drafter._unread = [States.of(torch.full_like(drafter._unread[0].tensor, math.nan))]
+    drafter._unread = [torch.full_like(drafter._unread[0], math.nan)]
     with refuses(NotFinite, "drafter"):
         proposed(drafter, TEXT, 4, depth=4)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from specdemo.decoding.acceptance import branches
 from specdemo.decoding.events import Round, emitted_tokens
-from specdemo.decoding.walk import branches
 from specdemo.drafters.names import DRAFTERS
 from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults, Preset, find_preset, load_presets, preset_of, with_head

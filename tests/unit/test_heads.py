@@ -149,8 +149,7 @@ def test_of_a_long_prompts_states_only_those_in_the_window_stay_in_memory(
     runner.prefill(list(range(length)))
     assert runner.hidden_states is not None
     drafter.observe(accepting(0))
-    (unread,) = drafter._unread
-    states = unread.tensor
+    (states,) = drafter._unread
     assert torch.equal(states, runner.hidden_states[-kept:])
     assert states.untyped_storage().nbytes() == kept * runner.hidden_states.shape[1] * states.itemsize
 

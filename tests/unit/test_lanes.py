@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from specdemo.cli.main import table
+from specdemo.decoding.acceptance import branches
 from specdemo.decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
-from specdemo.decoding.walk import branches
 from specdemo.models import placement
 from specdemo.models.placement import check_caches
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdemo.decoding.answer import Answer
+from specdemo.decoding.acceptance import Answer
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
 from specdemo.settings import Settings
 from specdemo.types import Draft, Token, TokenKind

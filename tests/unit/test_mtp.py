@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from specdemo.decoding.answer import Answer
+from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.mtp import Mtp
+from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.hybrid import HybridRunner
-from specdemo.engines.preallocated_cache import PreallocatedCache
 from specdemo.models.checkpoint import OpenedModel
 from specdemo.models.loaded import load
 from specdemo.models.mtp import APART, ONE_MORE, find_mtp

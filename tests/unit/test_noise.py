@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding import noise
+from specdemo.decoding.acceptance import path_of
 from specdemo.decoding.noise import draw, key_of, mix, uniform, uniforms
-from specdemo.decoding.walk import path_of
 from specdemo.settings import Settings
 from specdemo.studies.statistics import chi_square
 from specdemo.types import Draft, NotFinite, TokenKind

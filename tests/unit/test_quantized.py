@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.decoding.walk import branches
+from specdemo.decoding.acceptance import branches
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines import quantized as quantizing
 from specdemo.engines.cpu.library import PackedLinear, library_for

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, is_beginning, mask_of
-from specdemo.engines.runner import CannotBranch
+from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, mask_of
+from specdemo.engines.runner import CannotBranch, is_beginning
 from specdemo.studies.remember import Remembering
 from tests.harness.doubles import MODEL_VOCAB, TableRunner, random_table
 from tests.harness.engines import tiny_model

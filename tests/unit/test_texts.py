@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from specdemo.decoding.acceptance import branches
 from specdemo.decoding.batch import Failed, decode, decode_batch
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import Decoding, rule_for
-from specdemo.decoding.walk import branches
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of, start
 from specdemo.settings import AUTO, MAX_K, MAX_NODES, Settings

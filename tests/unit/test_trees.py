@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding import batch
-from specdemo.decoding.answer import Answer, row_depths, row_parents
+from specdemo.decoding.acceptance import Answer, places_tested, walk
 from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.walk import places_tested, walk
+from specdemo.decoding.rule import row_depths
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
@@ -187,7 +187,7 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
 
 def test_rows_depths_and_walks_of_a_tree() -> None:
     draft = Draft([5, 6, 7, 6], parents=[-1, 0, 0, 2], tree=True)
-    assert row_parents(draft) == [-1, 0, 1, 1, 3]
+    assert draft.row_parents == [-1, 0, 1, 1, 3]
     assert row_depths(draft) == [0, 1, 2, 2, 3]
     path, outcomes = walk([-1, 0, 0, 2], [True, False, True, True])
     assert (path, [outcome.value for outcome in outcomes]) == (

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typer import Option
 
+from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.modules import cache_argument, layers_at, outputs_of
-from specdemo.engines.preallocated_cache import PreallocatedCache
 from specdemo.types import BadInput
 
 from .states import default_layers, save_states, states_path

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from ...decoding.answer import Answer
+from ...decoding.acceptance import Answer
 from ...decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs, answered
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS, WIDTH
-from ...engines.runner import PendingPass, Runner, States
+from ...engines.runner import PendingPass, Runner
 from ...settings import MAX_K, MAX_NODES
 from ...system.device import to_device
 from ...system.progress import tell
@@ -46,7 +46,7 @@ class HeadDrafter(Drafter):
         self.ready, self.runner, self.rule = ready, runner, rule
         drafted = MOST_ROWS if rule.settings.tree else MAX_K + 1
         self.context = runner.context + drafted  # entries of its cache, with those of a draft
-        self._unread: list[States] = []
+        self._unread: list[Tensor] = []
         self._live = 0  # entries made of the target's states
         runner.capture_hidden_states(ready.head.shape.state_layers)
         self._passes: Any = ready.slots.acquire(self.context) if ready.slots else None  # an instance of `passes`
@@ -125,7 +125,7 @@ class HeadDrafter(Drafter):
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
         assert self._passes is not None, "the prompt has been read"
-        parts, self._unread = [states.tensor for states in self._unread], []
+        parts, self._unread = self._unread, []
         states = parts[0] if len(parts) == 1 else torch.cat(parts)
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.seek(self._live)
@@ -133,12 +133,12 @@ class HeadDrafter(Drafter):
         return self._passes, states, tokens
 
     def observe(self, answer: Answer) -> None:
-        states = self.runner.states
+        states = self.runner.hidden_states
         assert states is not None, "the text has been read"
         if not (self._live or self._unread):  # they are those of the prompt
-            skipped = max(0, states.rows - self.ready.head.shape.window)
+            skipped = max(0, len(states) - self.ready.head.shape.window)
             if skipped:  # a view would keep those of the whole prompt
-                states = States.of(states.tensor[skipped:].clone())
+                states = states[skipped:].clone()
             if not self.ready.slots:
                 self._passes = self.passes(self.ready, self.context - skipped)
         self._unread.append(states)

@@ -26,8 +26,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from ...decoding.acceptance import path_of
 from ...decoding.events import Finished, Prefilled, Round
-from ...decoding.walk import path_of
 from ...racing.stats import AtOnce, Stats
 from ...racing.trace import Entry
 from ...types import DraftOutcome, Token, TokenKind

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from ...decoding.acceptance import parents_of, path_of
 from ...decoding.events import Round
-from ...decoding.walk import parents_of, path_of
 from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.compare import NOTHING_YET
 from ...racing.memory import memory_note

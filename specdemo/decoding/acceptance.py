@@ -1,4 +1,8 @@
-"""What became of a draft, from what its test on the device found."""
+"""Which guesses are accepted: the walk from the text to an accepted token that follows it, and on from token to token.
+
+A draft is a tree; a chain is the tree with parents -1, 0, 1, ... The pass over it has one row more than the draft has
+tokens: row 0 reads the pending token, row i + 1 token i. So the row of a token's parent tests it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,69 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 from math import isfinite
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
-from ..engines.rows import depths_of
-from ..system.device import to_device
+from ..settings import MAX_NODES
 from ..types import Draft, DraftedToken, DraftOutcome, NotFinite, Token, TokenKind
-from .walk import kind_after, parents_of, path_of, walk
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OVERFLOWED = "{} gave logits that are not finite numbers: choose another dtype, such as float32, or {}."
 TARGET_OVERFLOWED = OVERFLOWED.format("The target", "another preset")
 DRAFTER_OVERFLOWED = OVERFLOWED.format("The drafter", "another drafter")
+
+
+def walk(
+    parents: Sequence[int], passed: Sequence[bool], most: int = MAX_NODES + 1
+) -> tuple[list[int], list[DraftOutcome]]:
+    """The path of accepted tokens, each the parent of the next, and the outcome of each drafted token.
+
+    Of siblings that passed the first counts. The tokens after the text and after each accepted one are tested, as long
+    as fewer than `most` are accepted: so many tokens are emitted.
+    """
+    path, outcomes, tested = list[int](), list[DraftOutcome](), {-1}
+    for node, (parent, passes) in enumerate(zip(parents, passed, strict=True)):  # parents come first
+        if passes and len(path) < most and parent == (path[-1] if path else -1):
+            path.append(node)
+            outcomes.append(DraftOutcome.ACCEPTED)
+            if len(path) < most:
+                tested.add(node)
+        else:
+            outcomes.append(DraftOutcome.REJECTED if parent in tested else DraftOutcome.UNTESTED)
+    return path, outcomes
+
+
+def kind_after(path: Sequence[int], parents: Sequence[int]) -> TokenKind:
+    """The kind of the token that follows a path through a draft."""
+    if not parents:
+        return TokenKind.TARGET
+    return TokenKind.RESAMPLED if (path[-1] if path else -1) in parents else TokenKind.BONUS
+
+
+def branches(drafted: Sequence[DraftedToken]) -> bool:
+    """Whether a draft is a tree. Only the tokens of a tree name their parents."""
+    return any(token.parent is not None for token in drafted)
+
+
+def parents_of(drafted: Sequence[DraftedToken]) -> list[int]:
+    """The index of each token's parent in the draft, -1 for the text."""
+    return [index - 1 if token.parent is None else token.parent for index, token in enumerate(drafted)]
+
+
+def path_of(drafted: Sequence[DraftedToken]) -> list[int]:
+    """The indices of the accepted tokens, after a -1 for the text."""
+    return [-1, *(index for index, token in enumerate(drafted) if token.outcome is DraftOutcome.ACCEPTED)]
+
+
+def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
+    """The drafted tokens that were tested, one for each place: the accepted ones, then the rejected one, if any.
+
+    In a tree all children of a token are tested together. If all were rejected, one of them stands for all.
+    """
+    path, followed = path_of(drafted), zip(drafted, parents_of(drafted), strict=True)
+    failed = [token for token, parent in followed if parent == path[-1] and token.outcome is DraftOutcome.REJECTED]
+    return [*(drafted[index] for index in path[1:]), *failed[:1]]
 
 
 class Answer(NamedTuple):
@@ -53,33 +107,6 @@ class Answer(NamedTuple):
         return self._replace(guesses=tuple(guesses), emitted=self.emitted[:count])
 
 
-def row_parents(draft: Draft) -> list[int] | None:
-    """The parents of the rows, for `Runner.forward`; None for a chain, for which engines have a pass of its own."""
-    return [-1, *(parent + 1 for parent in draft.parents)] if draft.tree else None
-
-
-def row_depths(draft: Draft) -> Sequence[int]:
-    """The position that each row's logits predict, counted from the first drafted token, [k + 1]."""
-    parents = row_parents(draft)
-    return range(len(draft.token_ids) + 1) if parents is None else depths_of(parents)
-
-
-def drafted_probs(target_probs: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
-    """The target's probability of each drafted token x [k], from its distribution after each row [k + 1, V].
-
-    Args:
-        rows: those of the tokens' parents, int64 [k]; None for a chain.
-    """
-    if rows is None:  # an index for the rows would take three times as long
-        return target_probs[: len(x)].gather(1, x[:, None])[:, 0]
-    return target_probs[rows, x]
-
-
-def parent_rows(draft: Draft, device: torch.device) -> Tensor | None:
-    """See `drafted_probs`."""
-    return to_device([parent + 1 for parent in draft.parents], device) if draft.tree else None
-
-
 def answer_to(
     draft: Draft,
     passed: Sequence[bool],
@@ -98,6 +125,8 @@ def answer_to(
         p, q: the probabilities of the drafted tokens x for the target and for the drafter, [k] each.
         margins: of the target's own tokens, [k + 1], where it draws by noise, see `noise.draw`.
         draws: the numbers that rejection sampling tested with, [k].
+    Raises:
+        NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
     parents = draft.parents
     path, outcomes = walk(parents, passed)
@@ -105,6 +134,11 @@ def answer_to(
     ids = [int(token) for token in x]
     guesses = tuple(map(DraftedToken, ids, outcomes, p, q, draws or unknown, parents if draft.tree else unknown))
     rows = [0, *(node + 1 for node in path)]
+    # NaN fails every comparison.
+    if not (own_p[rows[-1]] > 0 and all(own_p[row] >= 0 for row in rows)):
+        raise NotFinite(TARGET_OVERFLOWED)
+    if not all(chance > 0 for chance in q):
+        raise NotFinite(DRAFTER_OVERFLOWED)
     near = [margins[row] if isfinite(margins[row]) else None for row in rows] if margins else [None] * len(rows)
     emitted = [Token(ids[node], TokenKind.ACCEPTED, p[node], margin) for node, margin in zip(path, near, strict=False)]
     emitted.append(Token(int(own[rows[-1]]), kind_after(path, parents), own_p[rows[-1]], near[-1]))
@@ -131,26 +165,9 @@ def follow(
         p: the target's probabilities of the drafted tokens, [k]; empty if it is certain of its own.
         q: the drafter's, [k]; empty if they were chosen.
         x: the drafted tokens, [k]. This and all of the above may go on with what is none of the draft.
-    Raises:
-        NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
     k = len(draft.token_ids)
     own, p, q, x = own[: k + 1], p[:k], q[:k], x[:k]
     passed = [own[parent + 1] == token for parent, token in zip(draft.parents, x, strict=True)]
     found = answer_to(draft, passed, own, own_p, p or [float(passes) for passes in passed], q or [1.0] * k, x, margins)
-    rows = [node + 1 for node in path_of(found.guesses)]
-    check_finite([own_p[row] for row in rows], q)
     return found._replace(target_ids=[int(token) for token in own])
-
-
-def check_finite(target: Sequence[float], drafter: Sequence[float]) -> None:
-    """Refuse probabilities of logits that were not finite: NaN fails every comparison.
-
-    Args:
-        target: of the tested tokens, at least 0, then of the emitted token, above 0.
-        drafter: of the drafted tokens, above 0.
-    """
-    if not (target[-1] > 0 and all(p >= 0 for p in target)):
-        raise NotFinite(TARGET_OVERFLOWED)
-    if not all(q > 0 for q in drafter):
-        raise NotFinite(DRAFTER_OVERFLOWED)
