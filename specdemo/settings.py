@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
@@ -22,6 +23,7 @@ MATCH, REJECTION = "match", "rejection"
 RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
 KINDS = {bool: "switch", int: "whole", float: "number", str: "text", tuple: "texts"}  # of a `Field`, by its value
 OF_SERVERS = "address", "key"  # kinds of a `Field`
+FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 FORM, COMMAND = "form", "command"  # `Field.shown_in`
 
 
@@ -219,6 +221,17 @@ def brief(value: object, most: int = 60) -> str:
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def reason(error: BaseException) -> str:
+    """What a library says of a failure, as a sentence can quote it: its first line, and the second if that is a part of
+    the sentence, without the folders of a path."""
+    first, *others = str(error).strip().splitlines() or [""]
+    if isinstance(error, KeyError):  # its text is the key alone
+        first += " is missing"
+    elif first.endswith(":") and others:
+        first += f" {others[0].strip()}"
+    return FOLDERS.sub("", first).rstrip(".")
 
 
 def is_text(words: str) -> bool:

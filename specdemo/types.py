@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 
 IntIfKnown: TypeAlias = Any
 """An int, or None in the lane of a server that does not tell it. Our own lanes know it, so what reads them need not
@@ -135,14 +133,3 @@ class DraftedToken:
     draw: float | None = None
     parent: int | None = None
     text: str = ""
-
-
-def reason(error: BaseException) -> str:
-    """What a library says of a failure, as a sentence can quote it: its first line, and the second if that is a part of
-    the sentence, without the folders of a path."""
-    first, *others = str(error).strip().splitlines() or [""]
-    if isinstance(error, KeyError):  # its text is the key alone
-        first += " is missing"
-    elif first.endswith(":") and others:
-        first += f" {others[0].strip()}"
-    return FOLDERS.sub("", first).rstrip(".")

@@ -25,8 +25,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from specdemo.decoding.batch import decode_batch
 from specdemo.decoding.events import Round, emitted_tokens
-from specdemo.decoding.loop import rule_for
-from specdemo.engines.runner import Pass, read_together
+from specdemo.decoding.rejection import rule_for
+from specdemo.engines.passes import read_together
+from specdemo.engines.runner import Pass
 from specdemo.models.cached import list_cached
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset, load_prompts

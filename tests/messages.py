@@ -14,7 +14,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 KEPT = PROJECT / "tests" / "golden" / "messages.txt"
 # Whose arguments are shown, however short. Any other text is taken for a sentence where two words follow each other.
-SHOWN = {"BadInput", "CannotBranch", "EngineTrouble", "Error", "HTTPException", "LoadError", "NotFinite", "progress"}
+SHOWN = {"BadInput", "EngineTrouble", "Error", "HTTPException", "LoadError", "NotFinite", "progress"}
 SENTENCE = re.compile(r"[^\W\d]{2,}[,:;]? [a-z]{2,}|^[A-Z][a-z]+\.$")
 CODE = re.compile(r"\{ |</\w|=>|^import|^(sd-|tok |[#.(]\w|\w+-\w+ sd-)")  # of a page, though words follow each other
 # Of a script: comments, then texts, which may hold another text where they hold a value.

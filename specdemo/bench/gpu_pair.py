@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..decoding.costs import CostModel
-from ..decoding.loop import rule_for
 from ..decoding.measuring import measure_passes
+from ..decoding.rejection import rule_for
 from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel

@@ -20,8 +20,8 @@ from ..decoding.batch import decode
 from ..decoding.drafter import Drafter
 from ..decoding.events import Round
 from ..decoding.loop import Decoding
-from ..decoding.rule import Match
-from ..decoding.sampling import one_hot
+from ..decoding.rejection import one_hot
+from ..decoding.rule import Capturing, Match
 from ..drafters.none import NoDrafter
 from ..engines import ops
 from ..engines.choose import ops_for
@@ -33,7 +33,7 @@ from ..engines.gpu.graph import GraphRunner, Graphs, Outcome
 from ..engines.layout import FusedModel, Layer
 from ..engines.linear import swiglu
 from ..engines.rows import MOST_ROWS, branches_of
-from ..engines.runner import Capturing, Runner
+from ..engines.runner import Runner
 from ..settings import MAX_K, Settings
 from ..system.device import seconds_of
 from ..types import Draft

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from ..models.loaded import Loaded
 from ..settings import Settings
-from ..system.device import wait
 from .cases import ASSISTED, COMPILED, HF, LOOKUP, TUNED, Case
 from .rows import Row, run_of
 
@@ -51,7 +50,8 @@ def _generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: S
 
     def written(count: int) -> tuple[list[int], float]:
         torch.manual_seed(settings.seed)
-        wait(model.device)  # for work that was asked for before and is not to be timed
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)  # for work that was asked for before and is not to be timed
         began = time.perf_counter()
         output = model.generate(ids, max_new_tokens=count, **kwargs)
         token_ids = output[0, len(prompt_ids) :].tolist()

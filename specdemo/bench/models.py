@@ -18,7 +18,8 @@ from ..decoding.batch import decode
 from ..decoding.costs import CostModel
 from ..decoding.drafter import Drafter
 from ..decoding.events import Event
-from ..decoding.loop import Decoding, rule_for
+from ..decoding.loop import Decoding
+from ..decoding.rejection import rule_for
 from ..decoding.rule import Rule
 from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block

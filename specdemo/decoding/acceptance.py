@@ -126,7 +126,7 @@ def answer_to(
         margins: of the target's own tokens, [k + 1], where it draws by noise, see `noise.draw`.
         draws: the numbers that rejection sampling tested with, [k].
     Raises:
-        NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
+        NotFinite: a probability that an answer holds is of logits that were not finite.
     """
     parents = draft.parents
     path, outcomes = walk(parents, passed)
@@ -134,8 +134,8 @@ def answer_to(
     ids = [int(token) for token in x]
     guesses = tuple(map(DraftedToken, ids, outcomes, p, q, draws or unknown, parents if draft.tree else unknown))
     rows = [0, *(node + 1 for node in path)]
-    # NaN fails every comparison.
-    if not (own_p[rows[-1]] > 0 and all(own_p[row] >= 0 for row in rows)):
+    # NaN fails every comparison, and no figure is NaN, even of a token that the text does not depend on.
+    if not (own_p[rows[-1]] > 0 and all(chance >= 0 for chance in [*p, *(own_p[row] for row in rows)])):
         raise NotFinite(TARGET_OVERFLOWED)
     if not all(chance > 0 for chance in q):
         raise NotFinite(DRAFTER_OVERFLOWED)

@@ -24,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..types import DraftOutcome
-from .chooser import Form
 from .costs import CostModel, DraftPlan, DraftStats
-from .drafter import Drafter, source_of, sources_of
+from .drafter import Drafter
+from .either import source_of, sources_of
 from .events import Round
+from .loop import Form
 
 PROBING = 0.0125  # share of the time that may be lost by trying forms that did not pay before
 FEW_MISSED = 8  # to read so few tokens that were written since its last draft is part of a draft's own cost

@@ -17,7 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..engines.runner import Pass, PendingPass, read_together
+from ..engines.passes import PendingPass, read_together
+from ..engines.runner import Pass
 from ..system.progress import Stopped
 from .events import Event, Round
 from .loop import Decoding

@@ -1,81 +1,19 @@
-"""What every drafter is, and what it may need of a loaded preset."""
+"""What every drafter is, and how it is asked for a draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Generator, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..engines.quantized import Weight
-from ..engines.runner import PendingPass, Runner, read_together
+from ..engines.passes import PendingPass
+from ..engines.runner import Runner
 from ..types import Draft
 from .acceptance import Answer
+from .parts import DrafterParts
 from .rule import Rule
-
-
-class Translator(Protocol):
-    """Turns the target's tokens into those of a draft model with another tokenizer, and back."""
-
-    def to_draft(self, token_ids: Sequence[int]) -> list[int]:
-        """The text of the target's tokens in the draft model's tokens."""
-
-    def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens that continue `token_ids` as `drafted` continues `read`; empty if there are none."""
-
-
-@dataclass(frozen=True, repr=False)  # a repr would print every weight
-class DrafterParts:
-    """What a loaded preset has for drafters; None or an empty mapping where it has nothing of the kind.
-
-    `embeddings` are the weights of the target's input and output embeddings, [V, hidden] each. In `ready_heads`
-    drafters keep the trained heads, tied to these embeddings, from run to run, by drafter.
-    """
-
-    embeddings: tuple[Weight, Weight] | None = None
-    make_draft_runner: Callable[[int], Runner] | None = None  # from a capacity in tokens, a runner of the draft model
-    ngram_table: Path | None = None
-    skip_layers: int | None = None  # how many of the target's layers draft
-    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by drafter; a folder is published
-    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by drafter, why the preset's head is not there
-    ready_heads: dict[str, Any] = field(default_factory=dict)
-    open_mtp: Callable[[], Any] | str = "this preset has a target without an MTP layer"  # opens it, or says why not
-    captured: bool = False  # the target's passes are captured on a GPU, and a head's should be
-    layers: int = 0  # of the target
-    final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama
-    translator: Translator | None = None  # for a draft model with another tokenizer
-    draft_context: int | None = None  # the most tokens that the draft model was made to read
-    draft_device: torch.device | None = None  # of the draft model's logits
-    draft_name: str = ""
-    remembered: Sequence[Sequence[int]] = ()  # the tokens of earlier answers to the person who asks
-
-    @property
-    def embedding_device(self) -> torch.device | None:
-        """Where what reads the target's embeddings computes; None without them."""
-        return self.embeddings[0].device if self.embeddings else None
-
-
-T = TypeVar("T")
-
-
-def alone(steps: Generator[PendingPass, Tensor, T]) -> T:
-    """The result of what yields passes, each of which is read by itself."""
-    try:
-        wanted = next(steps)
-        while True:
-            (logits,) = read_together([wanted])
-            wanted = steps.send(logits)
-    except StopIteration as ended:
-        result: T = ended.value
-        return result
-
-
-def answered(logits: Tensor | PendingPass) -> Generator[PendingPass, Tensor, Tensor]:
-    """The logits, or those of the pass that gives them."""
-    return (yield logits) if isinstance(logits, PendingPass) else logits
 
 
 class DraftOptions(NamedTuple):
@@ -153,34 +91,3 @@ Proposal: TypeAlias = Draft | Generator[PendingPass, Tensor, Draft]
 def drafted(proposal: Proposal) -> Generator[PendingPass, Tensor, Draft]:
     """The draft, by the passes that it needs."""
     return proposal if isinstance(proposal, Draft) else (yield from proposal)
-
-
-class Either(Drafter):
-    """Hands over to one of two drafters, in each round anew. K = auto learns about each of them by its own name."""
-
-    def __init__(self, first: Drafter, other: Drafter) -> None:
-        self.first, self.other = first, other
-
-    def choice(self, context: Sequence[int]) -> Drafter:
-        """Which of the two would propose what follows `context`."""
-        raise NotImplementedError
-
-    def observe(self, answer: Answer) -> None:
-        self.first.observe(answer)  # both in every round: a head reads the states of all tokens
-        self.other.observe(answer)
-
-    def release(self) -> None:
-        self.first.release()
-        self.other.release()
-
-
-def source_of(drafter: Drafter, context: Sequence[int]) -> Drafter:
-    """The drafter that would propose what follows `context`: this one, unless it hands over to another."""
-    while isinstance(drafter, Either):
-        drafter = drafter.choice(context)
-    return drafter
-
-
-def sources_of(drafter: Drafter) -> list[Drafter]:
-    """All that `source_of` may name."""
-    return [*sources_of(drafter.first), *sources_of(drafter.other)] if isinstance(drafter, Either) else [drafter]

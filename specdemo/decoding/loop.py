@@ -6,24 +6,25 @@ The words are those of `Rule`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engines.runner import Pass, PendingPass, Runner
-from ..settings import MATCH, REJECTION, Settings
+from ..engines.passes import PendingPass
+from ..engines.runner import Pass, Runner
+from ..settings import MATCH, Settings
 from ..system.device import elapsed_seconds, timestamp
 from ..types import BadInput, Draft, FinishReason
 from .acceptance import Answer, path_of
-from .chooser import Chooser, fixed
 from .costs import CostModel
 from .drafter import Drafter, DraftOptions, drafted
 from .events import Distributions, Event, Finished, Prefilled, Round
-from .rejection import Rejection
-from .rule import Match, Rule
+from .rule import Rule
 
 PIECE = 32  # tokens of a prompt
 
@@ -31,17 +32,8 @@ Stop = Callable[[Sequence[int]], bool]
 """Whether a stop string is complete, given all token ids emitted so far, in a list that grows after the call."""
 
 
-def rule_for(settings: Settings) -> Rule:
-    """The verification rule of a run. At temperature 0 both rules accept the same tokens, and match is faster."""
-    return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
-
-
 def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str = "") -> None:
-    """Refuse a run that does not fit in the context.
-
-    Args:
-        whose: for the message, such as " of the draft model".
-    """
+    """Refuse a run that does not fit in the context. `whose` is for the message, such as " of the draft model"."""
     if prompt_tokens + settings.max_new_tokens > context:
         raise BadInput(
             f"The prompt has {prompt_tokens} tokens and {settings.max_new_tokens} new ones were asked for, "
@@ -49,12 +41,49 @@ def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str 
         )
 
 
+class Form(NamedTuple):
+    """Of a draft: K, whether it is a tree, and when it stops, see `DraftOptions`."""
+
+    k: int
+    tree: bool = False
+    stop_below: float = 0.0
+
+
+class Chooser(Protocol):
+    """Chooses for one run. K = auto is `adaptive_k.DraftLengthController`."""
+
+    def choose(self, most: int, last: Round | None, drafter: Drafter, ids: Sequence[int], readers: int) -> Form:
+        """The form of the draft that follows the text `ids`, after the `last` round of this run.
+
+        Args:
+            most: tokens for which a path of the draft has room.
+            readers: the prompts that are decoded at once, and share their passes.
+        """
+
+
+class Given:
+    """The form of each round as it is given: always the same, or as a trace recorded it."""
+
+    def __init__(self, forms: Iterable[Form]) -> None:
+        self.forms = iter(forms)
+
+    def choose(self, most: int, last: Round | None, drafter: Drafter, ids: Sequence[int], readers: int) -> Form:
+        k, tree, stop_below = next(self.forms)
+        return Form(k if tree and most else min(k, most), tree, stop_below)
+
+
+def fixed(settings: Settings) -> Given:
+    """The K and the form that were asked for, in every round."""
+    assert isinstance(settings.k, int), "K = auto needs a chooser"
+    return Given(repeat(Form(settings.k, settings.tree)))
+
+
 @dataclass
 class Decoding:
     """One prompt that is decoded: what the loop needs, and the loop. See `batch.decode` for what it promises.
 
     Attributes:
-        rule: of this run, see `rule_for`; `drafter` draws with the same object.
+        rule: of this run, see `rejection.rule_for`; `drafter` draws with the same object.
         costs: learn from every pass.
         chooser: of the draft of each round; without one all have the K of `settings`.
         readers: how many prompts are decoded at once, see `batch.decode_batch`.

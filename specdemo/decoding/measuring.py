@@ -15,10 +15,10 @@ from ..system.progress import check_stopped, tell
 from ..types import Draft
 from .adaptive_k import DraftLengthController
 from .batch import decode
-from .chooser import Form
 from .costs import CostModel
-from .drafter import Drafter, source_of
-from .loop import Decoding
+from .drafter import Drafter
+from .either import source_of
+from .loop import Decoding, Form
 from .rule import Rule
 
 CALIBRATION_SECONDS = 0.6

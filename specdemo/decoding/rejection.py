@@ -12,14 +12,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..engines.runner import Capturing
 from ..settings import REJECTION, Settings
 from ..system.device import packed, to_device, unpacked
 from ..types import Draft
 from . import noise
 from .acceptance import Answer, answer_to, follow
-from .rule import Rule, drafted_probs, parent_rows, row_depths
-from .sampling import one_hot, probabilities, sample
+from .rule import Capturing, Match, Rule, drafted_probs, parent_rows, row_depths
+from .sampling import library_for
+from .warping import probabilities
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
 
@@ -172,6 +172,11 @@ class Rejection(Rule):
         return outcome_of(probs, x, draft_probs, q, draws, rows, *self._parts), probs
 
 
+def rule_for(settings: Settings) -> Rule:
+    """The verification rule of a run. At temperature 0 both rules accept the same tokens, and match is faster."""
+    return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
+
+
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:
     """The distribution that the drafted token at a position [1] was drawn from, [1, V].
 
@@ -183,3 +188,33 @@ def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, lik
     else:
         probs = draft_probs.index_select(0, inside)
     return probs * (position < len(x))
+
+
+def sample(probs: Tensor, draw: Tensor) -> Tensor:
+    """Inverse-transform sampling: the first token whose cumulative probability exceeds `draw`.
+
+    `probs` may be unnormalised. A token of probability 0 is never returned. One uniform draw for each token
+    is all the randomness, so that runs can be reproduced and tests can enumerate them.
+
+    Args:
+        probs: [..., V], non-negative, not all zero.
+        draw: [...], uniform in [0, 1).
+    Returns:
+        [...], int64; V, which is no token, where all are zero or not numbers.
+    """
+    functions = library_for(probs)
+    if functions is not None:
+        places = torch.empty(probs.shape[:-1], dtype=torch.long)
+        draw = draw.to(probs.device, torch.float64).expand(places.shape).contiguous()
+        functions.sample(probs.data_ptr(), places.numel(), probs.shape[-1], draw.data_ptr(), places.data_ptr())
+        return places
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:]
+    # Rounding may carry the product up to the total itself, which no cumulative value exceeds.
+    threshold = torch.minimum(draw[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+
+
+def one_hot(ids: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
+    """A distribution with all mass on each id, [...] int64 -> [..., V]. Torch's own waits for a GPU."""
+    return torch.zeros(*ids.shape, vocab, dtype=dtype, device=ids.device).scatter_(-1, ids[..., None], 1)

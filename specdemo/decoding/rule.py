@@ -1,5 +1,4 @@
-"""The base of the verification rules, which test drafts and are the only source of random numbers in a run, and the
-match rule, which is the default."""
+"""What verification rules have in common, and the match rule. They are the only source of random numbers in a run."""
 
 from __future__ import annotations
 
@@ -7,21 +6,23 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..engines.rows import depths_of, size_of_tree
-from ..engines.runner import Capturing
 from ..settings import MATCH, MAX_K, Settings
 from ..system.device import packed, to_device, unpacked
 from ..types import Draft
 from . import noise
 from .acceptance import Answer, follow
 from .constraint import Constraint
-from .sampling import certainty, largest, probabilities
+from .sampling import certainty, largest
+from .warping import probabilities
+
+Capturing: TypeAlias = Callable[[object, Callable[..., Any]], Callable[..., Any]]  # see `Runner.captured`
 
 
 class Drawn(NamedTuple):
@@ -62,8 +63,7 @@ class Rule:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What draws and tests depend on, beside their numbers and what a rule was given: what is captured for one kind
-        serves all rules of it."""
+        """What is captured for one kind serves all rules of it: draws and tests depend on this and their numbers."""
         settings = self.settings
         return (type(self), settings.temperature, settings.top_k, settings.top_p)
 
@@ -80,8 +80,8 @@ class Rule:
             self.constraint.advance(token_ids)
 
     def draft_numbers(self, positions: Iterable[int]) -> Tensor | None:
-        """The random numbers with which tokens are drafted for these positions of the text, one each, on the host; None
-        at temperature 0. Positions count from 0, the prompt included."""
+        """The random numbers with which tokens are drafted for these positions of the text (0 is the first token of the
+        prompt), one each, on the host; None at temperature 0."""
         return self._draft_numbers(positions) if self.settings.temperature else None
 
     def draw(self, logits: Tensor, number: Tensor | None, token_ids: Tensor | None = None) -> Drawn:
@@ -135,7 +135,6 @@ class Rule:
         Args:
             logits: the target's after each row of the pass, [k + 1, V].
             position: of the first drafted token.
-            captured: captures the calls of a function, see `engines.runner.Runner`.
         Raises:
             NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
         """
@@ -145,7 +144,7 @@ class Rule:
         self, logits: Tensor, draft: Draft, captured: Capturing | None
     ) -> tuple[Callable[..., tuple[Tensor, Any]], Tensor, Draft]:
         """The test, and what it reads: where its calls are captured, a tree is filled up to a size that they have.
-        `answer.follow` leaves the rest out."""
+        `acceptance.follow` leaves the rest out."""
         test = captured(self.kind, self._test) if captured else self._test
         if test == self._test or not draft.tree:
             return test, logits, draft

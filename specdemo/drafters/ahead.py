@@ -22,8 +22,9 @@ from torch import Tensor
 from ..decoding.acceptance import Answer
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..decoding.rule import Drawn, Rule
+from ..engines.passes import PendingPass
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import PendingPass, Runner
+from ..engines.runner import Runner
 from ..settings import AUTO
 from ..system.device import to_device
 from ..types import Ahead, BadInput, Draft

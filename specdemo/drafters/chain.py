@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..decoding.drafter import alone, answered
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.capture import CapturedFunctions
-from ..engines.runner import PendingPass
+from ..engines.passes import PendingPass, alone, answered
 from ..system.device import to_device
 from ..types import Draft
 

@@ -8,11 +8,13 @@ from functools import partial
 from torch import Tensor
 
 from ..decoding.acceptance import Answer
-from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Needs
+from ..decoding.parts import DrafterParts
 from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.graph import CapturedPasses, GraphRunner
+from ..engines.passes import PendingPass
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Pass, PendingPass, Runner
+from ..engines.runner import Pass, Runner
 from ..types import BadInput, Draft
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from .chain import CapturedChains, draw_chain, fitted

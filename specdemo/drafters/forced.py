@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..decoding.constraint import Constraint
-from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Either, Proposal
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Proposal
+from ..decoding.either import Either
 from ..types import Draft
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..decoding.drafter import DrafterParts, Needs
+from ..decoding.drafter import Needs
+from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.runner import Runner
 from .draft_model import DraftModel

@@ -7,9 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Either, Needs, Proposal, drafted
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Needs, Proposal, drafted
+from ..decoding.either import Either
+from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
-from ..engines.runner import PendingPass, Runner
+from ..engines.passes import PendingPass
+from ..engines.runner import Runner
 from ..types import Draft
 from .prompt_lookup import PromptLookup
 from .tree import merged

@@ -10,10 +10,12 @@ from torch.nn import Module
 from transformers.modeling_layers import MtpModel
 
 from ..decoding.acceptance import Answer
-from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Needs
+from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.eager import PreallocatedCache, for_sampling
-from ..engines.runner import PendingPass, Runner
+from ..engines.passes import PendingPass
+from ..engines.runner import Runner
 from ..settings import MAX_K
 from ..system.device import to_device
 from ..system.progress import tell

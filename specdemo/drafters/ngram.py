@@ -14,11 +14,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs, Proposal
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Needs, Proposal
+from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner
-from ..types import BadInput, Draft, reason
+from ..settings import reason
+from ..types import BadInput, Draft
 from .chain import NextLogits, draw_chain
 from .tree import Child, grow
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions
+from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..decoding.acceptance import DRAFTER_OVERFLOWED
-from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Translator
+from ..decoding.drafter import CHAIN, Drafter, DraftOptions
+from ..decoding.parts import Translator
 from ..decoding.sampling import largest
 from ..engines.runner import Runner
 from ..types import Draft, NotFinite

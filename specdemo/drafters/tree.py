@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ..decoding.acceptance import DRAFTER_OVERFLOWED
-from ..decoding.drafter import answered
 from ..decoding.rule import Rule
+from ..engines.passes import PendingPass, answered
 from ..engines.rows import MOST_ROWS, WIDTH
-from ..engines.runner import PendingPass
 from ..types import Draft, NotFinite
 from .chain import fitted
 

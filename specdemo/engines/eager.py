@@ -1,26 +1,25 @@
-"""Transformers' own forward, on any device: the reference that every faster engine is checked against.
-
-Its key-value cache is allocated once and rolled back by setting an integer.
-"""
+"""Transformers' own forward, on any device: the reference that every faster engine is checked against."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, ModuleList
+from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..system.device import to_device
 from ..types import BadInput
+from .families import DEPENDS_ON_LENGTH
 from .modules import cache_argument, decoder_layers, layers_at, outputs_of, with_module
 from .rows import mask_of, places
-from .runner import DEPENDS_ON_LENGTH, Runner
+from .runner import Runner
 from .settled import settled
 
 # Families whose layers read only the layer before and the cache.
@@ -80,8 +79,8 @@ class EagerRunner(Runner):
         return self._read(ids, parents, logits_to_keep=0)  # 0 means all of them
 
     def first_layers(self, count: int, capacity: int) -> Runner:
-        _, layers = decoder_layers(self._unsettled)
-        return type(self)(with_layers(self._unsettled, layers[:count]), capacity)
+        path, layers = decoder_layers(self._unsettled)
+        return type(self)(with_module(self._unsettled, path, layers[:count]), capacity)
 
     def rollback(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -94,7 +93,8 @@ class EagerRunner(Runner):
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None, logits_to_keep: int) -> Tensor:
         self.check_fits(len(ids))
         self._start = self.length
-        with outputs_of(self._captured) as outputs:
+        listening: Any = outputs_of(self._captured) if self._captured else nullcontext()
+        with listening as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
             logits = self._pass(ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
         logits = for_sampling(logits[-logits_to_keep:])  # some models return those of all rows
@@ -191,9 +191,3 @@ class PreallocatedCache(Cache):
 def for_sampling(rows: Tensor) -> Tensor:
     """Move logits or states to where they are used: off an Apple GPU, which has no float64."""
     return rows.to("cpu", torch.float32) if rows.device.type == "mps" else rows
-
-
-def with_layers(model: PreTrainedModel, layers: Iterable[Module]) -> PreTrainedModel:
-    """A model that shares everything with `model` but has other decoder layers."""
-    path, _ = decoder_layers(model)
-    return with_module(model, path, ModuleList(layers))

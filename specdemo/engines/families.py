@@ -215,6 +215,9 @@ def has_growing_queries(config: PreTrainedConfig) -> bool:
     return family is not None and family.growing_queries and bool(rope_of(config).get("llama_4_scaling_beta"))
 
 
+DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
+
+
 def has_equal_factors(config: PreTrainedConfig) -> bool:
     """Whether long and short texts have the same LongRoPE factors, as in GGUF files."""
     rope = rope_of(config)

@@ -26,10 +26,12 @@ from torch.nn import functional as F
 from ..system.device import to_device
 from ..system.hardware import attends_in_groups
 from ..system.progress import check_stopped
+from .families import DEPENDS_ON_LENGTH
 from .layout import FusedModel, Layer
 from .ops import attention, mixed, normed_heads, plus, rotate
+from .passes import in_groups
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, DEPENDS_ON_LENGTH, Pass, Runner, in_groups
+from .runner import ANY_ROWS, Pass, Runner
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4

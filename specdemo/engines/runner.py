@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..system.device import to_device
 from ..types import BadInput
+from .passes import PendingPass, Together
 
 T = TypeVar("T")
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
 
-DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
-
-
 class Runner:
     """A causal language model that reads one sequence, with a cache that rolls back and lives for one run.
 
-    What is said here of a runner holds of one that can do nothing but read; others say more.
+    The answers here are those of a runner that can do nothing but read.
 
     Attributes:
         length: tokens in the cache.
@@ -89,8 +87,7 @@ class Runner:
     def captured(self, key: object, function: Callable[..., T]) -> Callable[..., T]:
         """A function of tensors as its calls are captured where passes are; else the function itself.
 
-        Args:
-            key: functions with the same one compute the same.
+        Functions with the same `key` compute the same.
         """
         return function
 
@@ -106,15 +103,14 @@ class Runner:
                 chain. A pass that branches must be followed by `keep`, which says which rows are text.
         Raises:
             ValueError: the cache has no room for them, or the parents are not those of a tree.
-            CannotBranch: there are parents, and the runner reads chains only.
+            BadInput: there are parents, and the runner reads chains only.
         """
         raise NotImplementedError
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last pass, each the parent of the next, and forget the others.
 
-        The kept rows move to the front of the pass; none is computed again. `hidden_states` are then those of the kept
-        rows.
+        The kept rows, and their hidden states, move to the front of the pass; none is computed again.
         """
         states, beginning = self.hidden_states, is_beginning(path)
         if not beginning:
@@ -141,67 +137,23 @@ class Runner:
         raise NotImplementedError
 
     def check_branches(self) -> None:
-        """
-        Raises:
-            CannotBranch: it cannot read rows that are no chain.
-        """
+        """Refuse rows that are no chain where it cannot read them."""
         if reason := self.cannot_branch:
-            raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
+            raise BadInput(f"A tree cannot be checked here: {reason}. Draft a chain.")
 
     def check_fits(self, count: int) -> None:
-        """Check that the cache has room for a pass of `count` tokens. Without this, slices would be cut off silently.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """Refuse a pass that the cache has no room for. Without this, slices would be cut off silently."""
         if self.length + count > self.context:
             raise ValueError(
                 f"The cache has room for {self.context} tokens and holds {self.length}; {count} more do not fit."
             )
 
 
-class CannotBranch(BadInput):
-    """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
-
-
 def is_beginning(path: Sequence[int]) -> bool:
-    """Whether a path is the first rows of a pass, as in a chain, so that no row has to move.
-
-    Raises:
-        ValueError: the path is not in rising order.
-    """
+    """Whether a path is the first rows of a pass, as in a chain, so that no row has to move."""
     if any(row >= following for row, following in pairwise(path)):
         raise ValueError(f"The rows of a path rise: {list(path)} do not.")
     return not path or path[-1] == len(path) - 1
-
-
-class PendingPass:
-    """A pass that is waited for. Passes of the same `together` can be one pass."""
-
-    @property
-    def rows(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def together(self) -> Together | None:
-        """What can do this pass together with others; None if nothing can."""
-        return None
-
-    @property
-    def place(self) -> int:
-        """Where it begins in the cache. Only for a pass that can be done together with others, before it is done."""
-        raise NotImplementedError
-
-    def go_back(self, place: int) -> None:
-        """Forget what was done of this pass, which began at `place`, so that it can be done again."""
-        raise NotImplementedError
-
-    def read(self) -> Tensor:
-        """Do it. Returns the logits."""
-        raise NotImplementedError
-
-
-W = TypeVar("W", bound=PendingPass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,37 +182,3 @@ class Pass(PendingPass):
 
     def read(self) -> Tensor:
         return self.runner.prefill(list(self.ids)) if self.prompt else self.runner.forward(self.ids, self.parents)
-
-
-class Together(Protocol):
-    """A model that reads the rows of several sequences in one pass. It is the same object for all of them."""
-
-    def read(self, passes: Sequence[Any]) -> list[Tensor]:
-        """Do passes of this model, each of another sequence, in one. Returns the logits of each.
-
-        Raises:
-            ValueError: as `Runner.forward` does.
-        """
-
-
-Capturing: TypeAlias = Callable[[object, Callable[..., Any]], Callable[..., Any]]
-"""Gives a function of tensors whose calls may be captured; functions with the same key compute the same."""
-
-
-@torch.inference_mode()
-def read_together(passes: Sequence[PendingPass]) -> list[Tensor]:
-    """The logits of one pass, or of several that have the same `together`."""
-    together = passes[0].together
-    return [each.read() for each in passes] if together is None or len(passes) == 1 else together.read(passes)
-
-
-def in_groups(passes: Sequence[W], most: int) -> Iterator[list[W]]:
-    """Passes in order, in groups of at most `most` rows; a longer pass is a group of its own."""
-    group, rows = list[W](), 0
-    for one in passes:
-        if group and rows + one.rows > most:
-            yield group
-            group, rows = [], 0
-        group.append(one)
-        rows += one.rows
-    yield group

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ..decoding import sampling
 from ..decoding.constraint import Constraint, tokenizer_of
 from ..decoding.costs import CostModel
-from ..decoding.drafter import DrafterParts
+from ..decoding.parts import DrafterParts
 from ..drafters.names import DRAFTERS, behind
 from ..engines.choose import MakeRunner, dtype_in_range
 from ..engines.cpu.huge_pages import WEIGHTS

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedConfig
 
-from ..decoding.drafter import DrafterParts
+from ..decoding.parts import DrafterParts
 from .checkpoint import OpenedModel, check_whole
 from .errors import wrap_load_errors
 from .store import LoadError

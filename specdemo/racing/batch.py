@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..decoding.batch import Failed, decode_batch
-from ..decoding.chooser import Given
 from ..decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
-from ..decoding.loop import Decoding, rule_for
+from ..decoding.loop import Decoding, Given
+from ..decoding.rejection import rule_for
 from ..drafters.names import behind
 from ..models.loaded import Loaded
 from ..models.placement import check_caches

@@ -13,11 +13,11 @@ from ..decoding import noise
 from ..decoding.acceptance import branches
 from ..decoding.adaptive_k import DraftLengthController
 from ..decoding.batch import decode
-from ..decoding.chooser import Chooser, Form, Given
 from ..decoding.costs import CostModel
 from ..decoding.events import Event, Prefilled, Round, emitted_tokens
-from ..decoding.loop import Decoding, check_room, rule_for
+from ..decoding.loop import Chooser, Decoding, Form, Given, check_room
 from ..decoding.measuring import measure_passes, try_out
+from ..decoding.rejection import rule_for
 from ..decoding.rule import Rule
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..decoding.acceptance import places_tested
 from ..decoding.events import Event, Round, emitted_tokens
 from ..decoding.rule import Rule
-from ..decoding.sampling import probabilities
+from ..decoding.warping import probabilities
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start

@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..decoding.loop import rule_for
-from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
+from ..decoding.rejection import Rejection, Term, acceptance_probability, residual, rule_for
 from ..decoding.rule import Match, Rule
 from ..settings import REJECTION, Settings
 from ..types import BadInput

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.decoding.parts import DrafterParts
 from specdemo.models.hub_token import hub_token
 from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder

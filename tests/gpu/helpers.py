@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.bench.models import Pair, captured, first_layers
-from specdemo.decoding.drafter import alone
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.captured_trees import Growth
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.gpu.graph import Graphs
+from specdemo.engines.passes import alone
 from specdemo.types import Draft
 from tests.harness.classes import FusedModel
 

@@ -11,14 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdemo.bench.models import WITH_HEADS, capture_for, captured, random_head
-from specdemo.decoding.drafter import alone, answered
 from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
 from specdemo.engines.gpu.graph import LONGEST, Graphs
+from specdemo.engines.passes import alone, answered
 from specdemo.engines.rows import MOST_ROWS
-from specdemo.engines.runner import CannotBranch, Runner
+from specdemo.engines.runner import Runner
 from specdemo.settings import MAX_K
+from specdemo.types import BadInput
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
 
 from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny
@@ -66,7 +67,7 @@ def check_angles(model: PreTrainedModel, graphs: Graphs) -> None:
             logits.append(runner.forward(ids[begin:end]))
             assert relative_error(logits[-1], truth.forward(ids[begin:end])) < EXACT
     assert relative_error(logits[0], logits[1]) > 100 * EXACT, "the angles make no difference"
-    with pytest.raises(CannotBranch):
+    with pytest.raises(BadInput):
         ours[0].forward([1], [-1])
 
 

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from specdemo.decoding.batch import Failed, decode, decode_batch
 from specdemo.decoding.events import Event
-from specdemo.decoding.loop import Decoding, rule_for
-from specdemo.decoding.sampling import probabilities
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rejection import rule_for
+from specdemo.decoding.warping import probabilities
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import ops
 from specdemo.settings import MAX_K, MAX_SEED, Settings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdemo.bench.models import WITH_HEADS, capture_for, random_head
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.settings import MAX_NODES, Settings

@@ -17,7 +17,8 @@ from specdemo.bench.models import WITH_HEADS, Pair, capture_for, random_head
 from specdemo.decoding.batch import decode
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters import draft_model
 from specdemo.drafters.heads import eagle
 from specdemo.engines.runner import Runner

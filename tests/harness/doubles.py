@@ -19,9 +19,10 @@ from transformers import (
 
 from specdemo.decoding import batch, loop
 from specdemo.decoding.acceptance import Answer
-from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, alone, drafted
+from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, drafted
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
+from specdemo.engines.passes import alone
 from specdemo.engines.runner import ANY_ROWS, Pass, Runner
 from specdemo.settings import MAX_NODES
 from specdemo.system import device

@@ -24,7 +24,7 @@ from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
 from specdemo.decoding.rejection import verify
 from specdemo.decoding.rule import Rule
-from specdemo.decoding.sampling import probabilities
+from specdemo.decoding.warping import probabilities
 from specdemo.settings import REJECTION, Settings
 from specdemo.types import Draft
 from tests.harness.classes import Match, Rejection

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding.acceptance import Answer
-from specdemo.decoding.rejection import TESTING, residual, verify
-from specdemo.decoding.sampling import probabilities, sample
+from specdemo.decoding.rejection import TESTING, residual, sample, verify
+from specdemo.decoding.warping import probabilities
 from specdemo.settings import Settings
 from specdemo.types import Draft, Token, TokenKind
 from tests.harness.classes import Rejection

@@ -14,7 +14,8 @@ from torch import Tensor
 from specdemo.decoding import batch
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Finished, Prefilled
-from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.names import drafter_class
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, Settings

@@ -19,8 +19,9 @@ from transformers import (
 )
 from transformers.modeling_layers import MtpModel
 
-from specdemo.decoding.drafter import Drafter, DrafterParts
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.parts import DrafterParts
+from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head

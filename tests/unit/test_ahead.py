@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdemo.decoding.acceptance import Answer
-from specdemo.decoding.chooser import Form, Given
 from specdemo.decoding.drafter import CHAIN, DraftOptions
 from specdemo.decoding.events import Event, Prefilled, Round
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.loop import Form, Given
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.draft_model import DraftModel

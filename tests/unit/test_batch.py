@@ -22,8 +22,10 @@ from torch import Tensor
 from specdemo.decoding import batch
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
-from specdemo.decoding.loop import PIECE, Decoding, rule_for
-from specdemo.engines.runner import Pass, PendingPass
+from specdemo.decoding.loop import PIECE, Decoding
+from specdemo.decoding.rejection import rule_for
+from specdemo.engines.passes import PendingPass
+from specdemo.engines.runner import Pass
 from specdemo.models import placement
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset

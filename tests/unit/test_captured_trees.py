@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specdemo.decoding.drafter import Drafter, DraftOptions
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters import draft_model
 from specdemo.drafters.captured_trees import CapturedTrees

@@ -17,10 +17,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdemo.decoding.adaptive_k import PROBING, best_length
-from specdemo.decoding.chooser import Chooser, Form, Given, fixed
 from specdemo.decoding.costs import DraftStats
-from specdemo.decoding.drafter import Drafter, Either
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.either import Either
 from specdemo.decoding.events import Round
+from specdemo.decoding.loop import Chooser, Form, Given, fixed
 from specdemo.settings import AUTO, MAX_K, Settings
 from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel, DraftLengthController

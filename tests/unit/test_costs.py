@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
-from specdemo.decoding import loop, measuring
-from specdemo.decoding.chooser import Form
+from specdemo.decoding import measuring, rejection
 from specdemo.decoding.costs import FOLLOW, FORGET, OUTLIER, DraftStats
 from specdemo.decoding.events import Round
+from specdemo.decoding.loop import Form
 from specdemo.decoding.measuring import LENGTHS, Trial, measure_passes
 from specdemo.settings import MAX_K, Settings
 from specdemo.system.progress import Stopped, attended
@@ -23,7 +23,7 @@ from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_
 
 
 def measured(runner: TableRunner, settings: Settings | None = None) -> CostModel:
-    return CostModel(measure_passes(runner, loop.rule_for(settings or Settings())))
+    return CostModel(measure_passes(runner, rejection.rule_for(settings or Settings())))
 
 
 def test_costs_between_the_measured_lengths_lie_on_a_line() -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from specdemo.decoding.batch import decode
 from specdemo.decoding.events import Event
-from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of

@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import specdemo.drafters
-from specdemo.decoding.drafter import Drafter, alone, source_of
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.either import source_of
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters import names
 from specdemo.drafters.chain import draw_chain
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST
+from specdemo.engines.passes import alone
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of, start
 from specdemo.settings import AUTO, MAX_K, Settings

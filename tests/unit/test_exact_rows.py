@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from specdemo.engines.linear import can_pack
+from specdemo.engines.passes import read_together
 from specdemo.engines.rows import MOST_ROWS
-from specdemo.engines.runner import ANY_ROWS, Pass, read_together
+from specdemo.engines.runner import ANY_ROWS, Pass
 from specdemo.system.hardware import QUANTIZED, cpu_multiplies_bf16
 from tests.harness.models import FAMILIES, VOCAB, model_of, run_by
 from tests.harness.trees import TREES, check

@@ -17,12 +17,12 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding import batch
 from specdemo.decoding.batch import decode_batch
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
+from specdemo.engines.passes import PendingPass, read_together
 from specdemo.engines.quantized import widened
-from specdemo.engines.runner import PendingPass, read_together
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf

@@ -18,8 +18,9 @@ from specdemo.engines.choose import runner_maker
 from specdemo.engines.families import knows
 from specdemo.engines.fused import MOST_ROWS, Cache, FusedRunner, Rows, SharedPasses
 from specdemo.engines.linear import Linear, Norm
+from specdemo.engines.passes import read_together
 from specdemo.engines.ropes import Rope
-from specdemo.engines.runner import Pass, read_together
+from specdemo.engines.runner import Pass
 from specdemo.system import cpu_level, hardware
 from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_widens_weights
 from tests.harness.classes import FusedModel

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdemo.decoding.drafter import DrafterParts, alone, answered
+from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters.chain import NextPass
 from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads.backends import NativeBackend
@@ -28,6 +28,7 @@ from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, Layered
 from specdemo.drafters.heads.ready import LayeredPasses, Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
+from specdemo.engines.passes import alone, answered
 from specdemo.engines.runner import Pass
 from specdemo.models.presets import find_preset
 from specdemo.settings import MAX_K, Settings

@@ -11,12 +11,11 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from specdemo.engines.families import HYBRIDS, is_hybrid
 from specdemo.engines.hybrid import AGAIN
-from specdemo.engines.runner import CannotBranch
 from specdemo.models.loaded import load
 from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from specdemo.types import DraftOutcome
+from specdemo.types import BadInput, DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.models import EAGER, model_of, preset_of, run_by, save
@@ -99,7 +98,7 @@ def test_states_belong_to_one_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.prefill(TEXT[:4])
     assert tells(runner.cannot_branch, "layers state, chain")
     assert runner.exact_rows == runner.exact_tree_rows == 0
-    with refuses(CannotBranch, f"tree {runner.cannot_branch}."):
+    with refuses(BadInput, f"tree {runner.cannot_branch}."):
         runner.forward([5, 6, 7], parents=[-1, 0, 0])
 
 

@@ -17,8 +17,9 @@ from specdemo.engines import choose
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import LENGTHS, Graphs
 from specdemo.engines.linear import Linear
+from specdemo.engines.passes import read_together
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
-from specdemo.engines.runner import Pass, read_together
+from specdemo.engines.runner import Pass
 from specdemo.settings import MAX_K, MAX_NODES
 from specdemo.system.progress import attended
 from tests.harness.classes import FusedModel, GraphRunner

@@ -16,8 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specdemo.engines.families import FAMILIES as KNOWN
 from specdemo.engines.families import HYBRIDS, knows
-from specdemo.engines.runner import CannotBranch, Pass, Runner, read_together
+from specdemo.engines.passes import read_together
+from specdemo.engines.runner import Pass, Runner
 from specdemo.system.hardware import compute_dtype
+from specdemo.types import BadInput
 from tests.harness.models import (
     EAGER,
     ENGINES,
@@ -204,7 +206,7 @@ def test_the_logits_of_every_pass_are_those_of_transformers(
             read.rollback(16)
             read.tree("a tree in place of a path", [8])
         else:
-            with refuses(CannotBranch, str(read.runner.cannot_branch)):
+            with refuses(BadInput, str(read.runner.cannot_branch)):
                 read.runner.check_branches()
         read.forward("up to the end", IDS[: context - len(read.text) - 1])
         read.forward("the last token", [4])

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import torch
 
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Round
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.parts import DrafterParts
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.engines.modules import decoder_layers, layers_at
 from specdemo.settings import Settings

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.mtp import Mtp
 from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.hybrid import HybridRunner

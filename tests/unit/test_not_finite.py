@@ -13,6 +13,7 @@ import torch
 from specdemo.decoding import sampling
 from specdemo.decoding.events import Event
 from specdemo.decoding.rejection import verify
+from specdemo.decoding.warping import probabilities
 from specdemo.engines import linear
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
@@ -109,9 +110,9 @@ def test_a_round_that_comes_to_such_a_row_is_refused(row: list[float], place: in
     logits = certain.clone()
     logits[place] = torch.tensor(row)
     draft, draws = Draft([1, 2, 3]), torch.full((4,), 0.5, dtype=torch.float64)
-    assert verify(sampling.probabilities(certain, settings), draft, draws).accepted == 3
+    assert verify(probabilities(certain, settings), draft, draws).accepted == 3
     with refuses(NotFinite, "target finite"):
-        verify(sampling.probabilities(logits, settings), draft, draws)
+        verify(probabilities(logits, settings), draft, draws)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -120,7 +121,7 @@ def test_what_no_token_depends_on_is_not_refused(settings: Settings) -> None:
     """At a place after a wrong guess the target may say anything."""
     logits = torch.eye(VOCAB)[[1, 2, 3, 0]].log()
     logits[3] = math.nan
-    found = verify(sampling.probabilities(logits, settings), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
+    found = verify(probabilities(logits, settings), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
     assert (found.accepted, found.last.id) == (1, 2)
 
 
@@ -129,7 +130,7 @@ def test_a_figure_of_a_test_is_never_nan() -> None:
     logits = torch.eye(VOCAB)[[1, 2, 3, 0]].log()
     logits[2] = math.nan
     with refuses(NotFinite, "target finite"):
-        verify(sampling.probabilities(logits, SETTINGS["sampled"]), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
+        verify(probabilities(logits, SETTINGS["sampled"]), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
 
 
 # Drafters --------------------------------------------------------------------------------------------------

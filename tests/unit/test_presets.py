@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdemo.cli.bench import HELD_OUT
-from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters.names import drafter_class
 from specdemo.models.presets import CATEGORIES, PRESETS, find_preset, fitting_first, load_presets, load_prompts
 from specdemo.models.results import read_results, results_path

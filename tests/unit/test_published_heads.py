@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specdemo.decoding.drafter import DrafterParts, alone, answered
+from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters import chain
 from specdemo.drafters.chain import draws
 from specdemo.drafters.heads import peagle
@@ -33,6 +33,7 @@ from specdemo.drafters.heads.peagle import PEagle
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
+from specdemo.engines.passes import alone, answered
 from specdemo.engines.quantized import widened
 from specdemo.settings import Settings
 from tests.harness.classes import Eagle, HeadDrafter

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Prefilled
+from specdemo.decoding.parts import DrafterParts
 from specdemo.racing import memory as memories
 from specdemo.racing.asked import DraftedLane, Request
 from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.chooser import Form
-from specdemo.decoding.drafter import Drafter, source_of
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.either import source_of
 from specdemo.decoding.events import Round
+from specdemo.decoding.loop import Form
 from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
 from specdemo.racing.summary import trace_header

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, mask_of
-from specdemo.engines.runner import CannotBranch, is_beginning
+from specdemo.engines.runner import is_beginning
 from specdemo.studies.remember import Remembering
+from specdemo.types import BadInput
 from tests.harness.doubles import MODEL_VOCAB, TableRunner, random_table
 from tests.harness.engines import tiny_model
 from tests.harness.models import model_of, run_by
@@ -62,7 +63,7 @@ def test_families_whose_masks_are_not_known_say_that_they_cannot_branch(monkeypa
         runner = run_by("eager", model, monkeypatch)(20)
         runner.prefill([1, 2, 3])
         assert tells(runner.cannot_branch, words)
-        with refuses(CannotBranch, str(runner.cannot_branch)):
+        with refuses(BadInput, str(runner.cannot_branch)):
             runner.forward([4, 5], [-1, 0])
         assert near(runner.forward([4, 5]), model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0, 3:])
     assert run_by("eager", of("mistral", sliding_window=None, **heads), monkeypatch)(20).cannot_branch is None

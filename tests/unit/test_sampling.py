@@ -12,8 +12,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specdemo.decoding import sampling
-from specdemo.decoding.sampling import largest, probabilities, sample
+from specdemo.decoding import sampling, warping
+from specdemo.decoding.rejection import sample
+from specdemo.decoding.sampling import largest
+from specdemo.decoding.warping import probabilities
 from specdemo.settings import MAX_K, MAX_SEED, MAX_STOP_STRINGS, Settings, brief
 from specdemo.types import BadInput
 
@@ -170,10 +172,10 @@ def test_top_p_sorts_a_few_tokens_and_finds_what_sorting_all_does(
     noise = torch.Generator().manual_seed(seed)
     logits = torch.randint(values, (3, 300), generator=noise) / values * torch.tensor([[0.5], [1], [2]]) * spread
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "FEW", 300)
+        patch.setattr(warping, "FEW", 300)
         by_all = probabilities(logits, settings)
-        patch.setattr(sampling, "FEW", 4)
-        patch.setattr(sampling, "MANY_MORE", 3)
+        patch.setattr(warping, "FEW", 4)
+        patch.setattr(warping, "MANY_MORE", 3)
         by_few = probabilities(logits, settings)
         alone = torch.cat([probabilities(row[None], settings) for row in logits])
     assert torch.equal(by_few, by_all)

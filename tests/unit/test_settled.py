@@ -12,9 +12,11 @@ from transformers import PreTrainedModel
 
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines.choose import runner_maker
-from specdemo.engines.runner import DEPENDS_ON_LENGTH, CannotBranch, Runner
+from specdemo.engines.families import DEPENDS_ON_LENGTH
+from specdemo.engines.runner import Runner
 from specdemo.engines.settled import settled
 from specdemo.settings import Settings
+from specdemo.types import BadInput
 from tests.harness import models
 from tests.harness.doubles import ids_of, oracle
 from tests.harness.models import LONG, SWITCH, run_by
@@ -143,5 +145,5 @@ def test_a_settled_model_shares_the_weights_and_leaves_the_model_as_it_was() -> 
 def test_a_tree_is_refused_where_its_rows_could_pass_for_a_longer_text() -> None:
     runner = by_transformers(model_of("dynamic"), 80)
     runner.prefill(PROMPT)
-    with refuses(CannotBranch, DEPENDS_ON_LENGTH):
+    with refuses(BadInput, DEPENDS_ON_LENGTH):
         runner.forward([5, 6, 7], parents=[-1, 0, 0])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Prefilled, Round
+from specdemo.decoding.parts import DrafterParts
 from specdemo.settings import Settings
 from specdemo.studies import sweep as sweeping
 from specdemo.studies.prompts import Prompt

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from specdemo.decoding.acceptance import branches, walk
-from specdemo.decoding.chooser import Chooser, Form, Given
 from specdemo.decoding.costs import DraftStats
-from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions, source_of
+from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions
+from specdemo.decoding.either import source_of
 from specdemo.decoding.events import Round
+from specdemo.decoding.loop import Chooser, Form, Given
 from specdemo.drafters.ngram import load_table
 from specdemo.drafters.tree import Tree, grow
 from specdemo.racing.race import again, differences, race

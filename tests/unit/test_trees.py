@@ -18,11 +18,10 @@ from specdemo.decoding import batch
 from specdemo.decoding.acceptance import Answer, places_tested, walk
 from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions
 from specdemo.decoding.events import Round
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import row_depths
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.tree import grow, merged
-from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of
 from specdemo.racing.stats import counts_by_place
@@ -176,7 +175,7 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
             check_rule("ngram", Settings(k=k, tree=True))
     toy: Any = TableToy()
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
-    with refuses(CannotBranch, Straight.cannot_branch):
+    with refuses(BadInput, Straight.cannot_branch):
         decoding_of(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
     toy = TableToy()
     toy.draft_runner = lambda capacity: Straight(toy.draft_model, capacity)

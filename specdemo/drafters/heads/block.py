@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...engines.runner import PendingPass
+from ...engines.passes import PendingPass
 from ..chain import NextLogits, NextPass
 from .backends import NativeBackend
 from .drafter import HeadDrafter

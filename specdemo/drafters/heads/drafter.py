@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ...decoding.acceptance import Answer
-from ...decoding.drafter import CHAIN, Drafter, DrafterParts, DraftOptions, Needs, answered
+from ...decoding.drafter import CHAIN, Drafter, DraftOptions, Needs
+from ...decoding.parts import DrafterParts
 from ...decoding.rule import Rule
 from ...engines.gpu.capture import Capture, CudaCapture
+from ...engines.passes import PendingPass, answered
 from ...engines.rows import MOST_ROWS, WIDTH
-from ...engines.runner import PendingPass, Runner
+from ...engines.runner import Runner
 from ...settings import MAX_K, MAX_NODES
 from ...system.device import to_device
 from ...system.progress import tell

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decoding.drafter import CHAIN, DraftOptions, answered
-from ...engines.runner import PendingPass
+from ...decoding.drafter import CHAIN, DraftOptions
+from ...engines.passes import PendingPass, answered
 from ...system.device import to_device
 from ...types import Draft
 from ..captured_trees import CapturedTrees, Growth, paths_of, paths_of_text

@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...settings import reason
 from ...system.weight_map import files_in
-from ...types import BadInput, reason
+from ...types import BadInput
 from .formats import format_of, head_name, read_config
 from .published_shape import ShapeReader, TargetSizes
 from .shapes import EACH, NONE, HeadShape

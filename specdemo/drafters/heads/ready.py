@@ -13,8 +13,8 @@ from ...engines.cpu.library import PackedLinear
 from ...engines.gpu.capture import Capture, CapturedFunction, CapturedFunctions, Work
 from ...engines.gpu.graph import LENGTHS, LONGEST, Slot, SlotPool
 from ...engines.layout import Linear, Norm, Step
+from ...engines.passes import PendingPass
 from ...engines.quantized import Weight, rows_of
-from ...engines.runner import PendingPass
 from ...system.device import to_device
 from ...system.hardware import compute_dtype
 from ..captured_trees import Growth

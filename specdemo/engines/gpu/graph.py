@@ -24,8 +24,9 @@ from ...system.progress import tell
 from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
+from ..passes import in_groups
 from ..rows import MOST_ROWS, TREES, branches_of, size_of_tree
-from ..runner import Pass, Runner, in_groups
+from ..runner import Pass, Runner
 from .capture import Capture, CapturedFunctions, CudaCapture, Work
 from .layer import added, mlp
 
