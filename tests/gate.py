@@ -23,16 +23,15 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # there are two processes; torch asks when it is loaded
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from specdemo.decoding.batch import decode_batch
+from specdemo.decoding.batch import decode_batch, read_together
 from specdemo.decoding.events import Round, emitted_tokens
-from specdemo.decoding.rejection import rule_for
-from specdemo.engines.passes import read_together
 from specdemo.engines.runner import Pass
 from specdemo.models.cached import list_cached
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset, load_prompts
-from specdemo.racing import batch, race
+from specdemo.racing import again, race
 from specdemo.racing.compare import compare, is_near_tie, tokens_of
+from specdemo.racing.race import rule_for
 from specdemo.racing.trace import PLAIN, environment_of, read_trace, request_of, trace_lines, write_trace
 from specdemo.settings import AUTO, Settings
 from tests.harness.classes import Loaded
@@ -83,10 +82,10 @@ def recordings(every: bool) -> Found:
             continue
         key = asked.preset, str(there.get("weights_dtype", "auto"))
         loaded = opened[key] = opened.get(key) or load(preset, key[1], "cpu")
-        entries = list(batch.again(loaded, header, recorded))
-        elsewhere = race.other_environment(loaded, header)
+        entries = list(again.again(loaded, header, recorded))
+        elsewhere = again.other_environment(loaded, header)
         said = "the same"
-        for lane in race.differences(recorded, entries):
+        for lane in again.differences(recorded, entries):
             then, now = (tokens_of(one for one in group if one.lane == lane) for group in (recorded, entries))
             texts.append([int(token.id or 0) for token in now])
             found = compare(then, now)

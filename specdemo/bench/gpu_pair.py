@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from ..decoding.costs import CostModel
 from ..decoding.measuring import measure_passes
-from ..decoding.rejection import rule_for
 from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
+from ..racing.race import rule_for
 from ..racing.stats import Stats
 from ..settings import AUTO, MAX_K, Settings
 from .cases import ASSISTED, COMPILED, HF, TUNED, Case

@@ -19,7 +19,6 @@ from ..decoding.costs import CostModel
 from ..decoding.drafter import Drafter
 from ..decoding.events import Event
 from ..decoding.loop import Decoding
-from ..decoding.rejection import rule_for
 from ..decoding.rule import Rule
 from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block
@@ -34,6 +33,7 @@ from ..engines.gpu.graph import GraphRunner, Graphs
 from ..engines.layout import FusedModel
 from ..engines.named_weights import embeddings
 from ..engines.rows import MOST_ROWS
+from ..racing.race import rule_for
 from ..settings import AUTO, Settings
 from ..system.hardware import compute_dtype
 

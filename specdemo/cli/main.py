@@ -17,8 +17,8 @@ from typer import Option
 
 from ..decoding.events import Finished, emitted_tokens
 from ..models.presets import load_presets
+from ..racing.lanes import LaneText
 from ..racing.memory import MemoryFile, remembering
-from ..racing.text import LaneText
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
@@ -245,20 +245,20 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
     dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
     models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
     with models.loaded(raw=asked.raw) as loaded:
-        from ..racing import batch, race, summary
+        from ..racing import again, summary
 
-        entries = list(batch.again(loaded, header, recorded))
-        differing = race.differences(recorded, entries)
+        entries = list(again.again(loaded, header, recorded))
+        differing = again.differences(recorded, entries)
         if asked.others:
             outcome = summary.outcome_of(loaded, asked, entries).as_dict()
         else:
-            drafted = {name: lane for name, lane in race.lanes_asked(header).items() if name != PLAIN}
+            drafted = {name: lane for name, lane in again.lanes_asked(header).items() if name != PLAIN}
             outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
         same = not any(place is not None for place in differing.values())
         if json_:
             typer.echo(json.dumps({**outcome, "again": {"same": same, "first_difference": differing}}))
         else:
-            others = race.other_environment(loaded, header)
+            others = again.other_environment(loaded, header)
             typer.echo("\n".join([table(outcome, asked.drafter), *compared(differing, others)]))
     if not same:
         raise typer.Exit(1)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..engines.passes import PendingPass, read_together
+from ..engines.passes import PendingPass
 from ..engines.runner import Pass
 from ..system.progress import Stopped
 from .events import Event, Round
@@ -156,3 +157,10 @@ def _outcomes(wanted: Sequence[PendingPass]) -> list[Tensor | Exception]:
     for each, place in zip(wanted, places, strict=True):
         each.go_back(place)
     return [outcome for each in wanted for outcome in _outcomes([each])]
+
+
+@torch.inference_mode()
+def read_together(passes: Sequence[PendingPass]) -> list[Tensor]:
+    """The logits of one pass, or of several that have the same `together`."""
+    together = passes[0].together
+    return [each.read() for each in passes] if together is None or len(passes) == 1 else together.read(passes)

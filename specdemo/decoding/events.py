@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from ..types import Ahead, DraftedToken, FinishReason, FloatIfKnown, Token
 
@@ -75,6 +75,7 @@ class Finished:
 
     reason: FinishReason
     text: str = ""
+    seconds: ClassVar = 0.0  # that it adds to the clock of its lane
 
 
 Event: TypeAlias = Prefilled | Round | Finished
@@ -89,8 +90,3 @@ def emitted_tokens(event: Event) -> tuple[Token, ...]:
 def text_of(event: Event) -> str:
     """What an event adds to the text."""
     return event.text if isinstance(event, Finished) else "".join(token.text for token in emitted_tokens(event))
-
-
-def engine_seconds(event: Event) -> float:
-    """The time that an event adds to its lane's clock."""
-    return 0.0 if isinstance(event, Finished) else event.seconds

@@ -83,7 +83,7 @@ class Decoding:
     """One prompt that is decoded: what the loop needs, and the loop. See `batch.decode` for what it promises.
 
     Attributes:
-        rule: of this run, see `rejection.rule_for`; `drafter` draws with the same object.
+        rule: of this run, see `racing.race.rule_for`; `drafter` draws with the same object.
         costs: learn from every pass.
         chooser: of the draft of each round; without one all have the K of `settings`.
         readers: how many prompts are decoded at once, see `batch.decode_batch`.

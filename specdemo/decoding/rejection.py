@@ -17,7 +17,7 @@ from ..system.device import packed, to_device, unpacked
 from ..types import Draft
 from . import noise
 from .acceptance import Answer, answer_to, follow
-from .rule import Capturing, Match, Rule, drafted_probs, parent_rows, row_depths
+from .rule import Capturing, Rule, drafted_probs, parent_rows, row_depths
 from .sampling import library_for
 from .warping import probabilities
 
@@ -170,11 +170,6 @@ class Rejection(Rule):
     ) -> tuple[Tensor, Tensor]:
         probs = probabilities(logits, self.settings)
         return outcome_of(probs, x, draft_probs, q, draws, rows, *self._parts), probs
-
-
-def rule_for(settings: Settings) -> Rule:
-    """The verification rule of a run. At temperature 0 both rules accept the same tokens, and match is faster."""
-    return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
 
 
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:

@@ -51,13 +51,6 @@ class Together(Protocol):
         """
 
 
-@torch.inference_mode()
-def read_together(passes: Sequence[PendingPass]) -> list[Tensor]:
-    """The logits of one pass, or of several that have the same `together`."""
-    together = passes[0].together
-    return [each.read() for each in passes] if together is None or len(passes) == 1 else together.read(passes)
-
-
 def in_groups(passes: Sequence[W], most: int) -> Iterator[list[W]]:
     """Passes in order, in groups of at most `most` rows; a longer pass is a group of its own."""
     group, rows = list[W](), 0
@@ -70,13 +63,13 @@ def in_groups(passes: Sequence[W], most: int) -> Iterator[list[W]]:
     yield group
 
 
+@torch.inference_mode()
 def alone(steps: Generator[PendingPass, Tensor, T]) -> T:
     """The result of what yields passes, each of which is read by itself."""
     try:
         wanted = next(steps)
         while True:
-            (logits,) = read_together([wanted])
-            wanted = steps.send(logits)
+            wanted = steps.send(wanted.read())
     except StopIteration as ended:
         result: T = ended.value
         return result

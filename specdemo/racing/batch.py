@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from ..decoding.batch import Failed, decode_batch
-from ..decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
-from ..decoding.loop import Decoding, Given
-from ..decoding.rejection import rule_for
+from ..decoding.events import Event, Finished, Round
+from ..decoding.loop import Decoding
 from ..drafters.names import behind
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..settings import MAX_SEED, Settings
 from . import race
 from .asked import Request
-from .lanes import take_turns
-from .race import check_drafter, check_fits, check_rule, costs_of, decoding_of
-from .text import LaneText
-from .trace import Entry, request_of
+from .lanes import LaneText, take_turns
+from .race import check_drafter, check_fits, check_rule, costs_of, decoding_of, rule_for
+from .trace import Entry
 
 Events = Iterator[tuple[int, Event | Failed]]
 
@@ -71,28 +68,6 @@ def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
     if asked.drafter != "none":
         costs_of(loaded, asked.settings, len(prompts))  # measured before the first of them runs
     runs = [batch(loaded, drafter, prompts, asked.settings, len(prompts)) for drafter in ("none", asked.drafter)]
-    yield from entries_of(loaded, asked, prompts, runs)
-
-
-def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
-    """Run the race of a trace again, see `race.again`; several readers at once again, each as far as it went."""
-    if not request_of(header).others:
-        yield from race.again(loaded, header, recorded)
-        return
-    asked = race.asked_again(loaded, header)
-    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
-    check_prompts(loaded, asked.drafter, prompts, asked.settings, len(prompts), lanes=2)
-
-    def decodings(lanes: Iterable[str]) -> Iterator[Decoding]:
-        for name, prompt in zip(lanes, prompts, strict=True):
-            events = [entry.event for entry in recorded if entry.lane == name]
-            tokens = sum(len(emitted_tokens(event)) for event in events)
-            drafter = asked.lanes[name].drafter
-            settings = replace(asked.settings, max_new_tokens=max(tokens, 1))
-            settings, ks = race.recorded_settings(events, drafter, settings)
-            yield decoding_of(loaded, drafter, prompt, rule_for(settings), None, Given(ks))
-
-    runs = [decode_batch(decodings(lanes), len(prompts)) for lanes in (asked.pairs.values(), asked.pairs)]
     yield from entries_of(loaded, asked, prompts, runs)
 
 
@@ -156,4 +131,4 @@ def by_passes(events: Events, failures: list[Exception]) -> Iterator[list[tuple[
 
 def seconds_of(read: Sequence[tuple[int, Event]]) -> float:
     """The time that the events of a pass add to the clock of their run."""
-    return sum(engine_seconds(event) for _, event in read)
+    return sum(event.seconds for _, event in read)

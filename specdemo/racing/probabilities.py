@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..decoding import noise
 from ..decoding.acceptance import branches, path_of, places_tested
-from ..decoding.events import Distributions, Event, Round
+from ..decoding.events import Distributions, Round
 from ..types import DraftedToken
 from .trace import Candidate, TokenProbabilities
 
@@ -18,8 +18,8 @@ LEAST = 1e-3  # less cannot be seen as a bar
 DECIMALS = 6
 
 
-def probabilities_of(event: Event, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
-    """For each token that a round emitted, the candidates at its position; none without its distributions.
+def probabilities_of(event: Round, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
+    """For each token that a round with distributions emitted, the candidates at its position.
 
     Under the match rule the candidates are the tokens of the least e / p and e / q, which decide. Under rejection
     sampling they are the likeliest by p or q, and at the last position also by the residual.
@@ -27,8 +27,7 @@ def probabilities_of(event: Event, name: Callable[[int], str]) -> tuple[TokenPro
     Args:
         name: the text of a token by itself.
     """
-    if not isinstance(event, Round) or event.distributions is None:
-        return ()
+    assert event.distributions, "they were asked for"
     seen, count = event.distributions, len(event.emitted)
     drafted = [token.id for token in places_tested(event.drafted)[:count]]
     p, q = target_and_draft_probs(seen, event.drafted, drafted)

@@ -1,24 +1,19 @@
-"""Starts runs of a loaded preset, races drafters against the target alone, and runs a recorded race again."""
+"""Starts runs of a loaded preset, and races drafters against the target alone."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
-from itertools import chain, islice, repeat
-from typing import Any
+from itertools import repeat
 
-from ..decoding import noise
-from ..decoding.acceptance import branches
 from ..decoding.adaptive_k import DraftLengthController
 from ..decoding.batch import decode
 from ..decoding.costs import CostModel
-from ..decoding.events import Event, Prefilled, Round, emitted_tokens
+from ..decoding.events import Event
 from ..decoding.loop import Chooser, Decoding, Form, Given, check_room
 from ..decoding.measuring import measure_passes, try_out
-from ..decoding.rejection import rule_for
-from ..decoding.rule import Rule
+from ..decoding.rejection import Rejection
+from ..decoding.rule import Match, Rule
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, PARALLEL, behind, check_known, drafter_class
@@ -28,13 +23,16 @@ from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
 from ..types import BadInput
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
-from .compare import first_difference, is_comparable
-from .lanes import Lane, race_lanes
-from .text import LaneText, StopStrings
-from .trace import GONE, Entry, environment_of, request_of
+from .lanes import Lane, LaneText, StopStrings, race_lanes
+from .trace import Entry
 
 TRIED_TOKENS = 32  # of the prompts and texts of the runs by which a drafter is tried out
 TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired wrongly, see `summary.head_doubt`
+
+
+def rule_for(settings: Settings) -> Rule:
+    """The verification rule of a run. At temperature 0 both rules accept the same tokens, and match is faster."""
+    return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
 
 
 def check_drafter(loaded: Loaded, drafter: str) -> None:
@@ -197,98 +195,3 @@ def lanes_of(loaded: Loaded, prompt_ids: Sequence[int], runs: Mapping[str, Itera
     """The lanes of some runs of a loaded preset."""
     tokenizer, eos_ids = loaded.tokenizer, loaded.eos_ids
     return [Lane(name, events, LaneText(tokenizer, prompt_ids, eos_ids)) for name, events in runs.items()]
-
-
-# A race run again --------------------------------------------------------------------------------------------
-
-
-def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
-    """Run the race of a trace again, each lane with its recorded seed and the recorded K of each round.
-
-    A lane that was stopped goes as far as it went.
-    """
-    asked = asked_again(loaded, header)
-    prompt_ids = loaded.encode(asked.prompt, asked.raw)
-    lanes = lanes_asked(header)
-    check_fits(loaded, len(prompt_ids), asked.settings, *(lane.drafter for lane in lanes.values()))
-    runs = {}
-    for name, lane in lanes.items():
-        events = [entry.event for entry in recorded if entry.lane == name]
-        if events:
-            settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(asked.settings))
-            decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, Given(ks))
-            decoding.distributions = name != PLAIN
-            runs[name] = _first(len(events), decode(decoding))
-    yield from race_lanes(lanes_of(loaded, prompt_ids, runs), asked.isolated)
-
-
-def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
-    """What the race of a trace was asked for, if it can be run again."""
-    asked = request_of(header)
-    if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
-        raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
-    for lane in lanes_asked(header).values():
-        check_drafter(loaded, lane.drafter)
-    if header["settings"].get(GONE, 1) != 1:
-        raise BadInput("This race cannot be run again: it used Saguaro sampling, which this version does not have.")
-    versions = {lane.get("noise") for lane in header["lanes"]}
-    if asked.settings.temperature > 0 and versions != {noise.VERSION}:
-        raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
-    if any(lane.get("remembered") for lane in header["lanes"]) and not is_comparable(asked.settings):
-        raise BadInput(
-            "This race cannot be run again: its drafter began with earlier answers, which the trace does not hold."
-        )
-    return asked
-
-
-def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
-    """The lanes of a trace by name, with the drafter and the K of each; older traces have one for the whole race."""
-    asked = request_of(header)
-    return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
-
-
-def recorded_settings(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[Form]]:
-    """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
-
-    K is 0 after the recorded rounds, which matters if the texts differ.
-    """
-    auto = settings.k == AUTO and drafter != "none"
-    # Of a draft that stopped early, as many tokens as it had are asked for. Not of a parallel draft or a tree: with a
-    # smaller K these have other tokens.
-    at_once = DRAFTERS[drafter].parallel_drafting
-    rounds = [event for event in events if isinstance(event, Round)]
-    trees = [settings.tree and (branches(event.drafted) or not event.drafted) for event in rounds]
-    ks = [
-        event.k if tree or at_once else event.k and len(event.drafted)
-        for event, tree in zip(rounds, trees, strict=True)
-    ]
-    seed = next((event.seed for event in events if isinstance(event, Prefilled)), None)
-    if auto and None in ks:
-        raise BadInput("This race cannot be run again: its trace does not say which K was chosen in each round.")
-    usual = 0 if drafter == "none" or settings.k == AUTO else int(settings.k)
-    settings = replace(settings, k=usual, seed=settings.seed if seed is None else seed)
-    recorded = (Form(usual if k is None else k, tree) for k, tree in zip(ks, trees, strict=True))
-    return settings, chain(recorded, repeat(Form(0)))
-
-
-def _first(count: int, events: Iterator[Event]) -> Iterator[Event]:
-    """The first `count` events of a run, which is then closed."""
-    with closing(events):  # type: ignore[type-var]
-        yield from islice(events, count)
-
-
-def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str, int | None]:
-    """For each lane, the place of the first token id that differs between a trace and its run `again`; None if none."""
-
-    def ids(race: Sequence[Entry], lane: str) -> list[int]:
-        return [token.id for entry in race if entry.lane == lane for token in emitted_tokens(entry.event)]
-
-    lanes = dict.fromkeys(entry.lane for entry in recorded)
-    return {lane: first_difference(ids(recorded, lane), ids(entries, lane)) for lane in lanes}
-
-
-def other_environment(loaded: Loaded, header: dict[str, Any]) -> list[str]:
-    """What was different when a trace was recorded and decides the last bits of logits, such as "dtype float32"."""
-    then, now = environment_of(header), loaded.environment()
-    names = ("engine", "exact_rows", "exact_tree_rows", "dtype", "weights_dtype", "device_name", "torch")
-    return [f"{name} {then[name]}" for name in names if name in then and then[name] != now[name]]

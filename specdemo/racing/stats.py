@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ..decoding.acceptance import branches, places_tested
-from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 FIGURES = (
@@ -94,7 +94,7 @@ class Stats:
         return found.stats
 
     def add(self, event: Event) -> None:
-        self.seconds += engine_seconds(event)
+        self.seconds += event.seconds
         self.tokens += len(emitted_tokens(event))
         if isinstance(event, Prefilled):
             self.prompt_tokens, self.ttft_seconds = event.prompt_tokens, event.seconds

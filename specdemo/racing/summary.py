@@ -19,11 +19,11 @@ from ..types import FinishReason
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import weight_bytes
+from .lanes import LaneText
 from .memory import remembered_by
 from .outcome import Outcome
 from .outcome import report as report_of
 from .stats import Stats
-from .text import LaneText
 from .trace import Entry
 
 # The share of first guesses of a published head that pass. Its authors report 0.65 to 0.85 (EAGLE-3 for Llama-3.1-8B:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoding.acceptance import branches
 from ..decoding.events import Round, text_of
-from ..racing.text import LaneText
+from ..racing.lanes import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..system.imports import LazyModule

@@ -19,7 +19,7 @@ from .study import DRAFTERS, NEW_TOKENS, PROMPT, Study, k_field
 from .tables import Table, grouped, table
 
 if TYPE_CHECKING:
-    from ..decoding import batch, loop, rejection
+    from ..decoding import batch, loop
     from ..engines.runner import Runner
     from ..models.loaded import Loaded
     from ..racing import race
@@ -150,7 +150,7 @@ def _models(loaded: Loaded) -> list[str]:
 def _timed_text(name: str, runner: Runner, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
     """Plain decoding, token by token."""
     timings = []
-    alone = rejection.rule_for(replace(settings, k=0))
+    alone = race.rule_for(replace(settings, k=0))
     for event in batch.decode(loop.Decoding(runner, drafter_class("none")(), prompt_ids, alone)):
         if isinstance(event, Prefilled):
             timings.append(Timing("first token", name, len(prompt_ids), event.seconds))

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..decoding.rejection import Rejection, Term, acceptance_probability, residual, rule_for
+from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
 from ..decoding.rule import Match, Rule
+from ..racing.race import rule_for
 from ..settings import REJECTION, Settings
 from ..types import BadInput
 

@@ -10,7 +10,6 @@ from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.events import engine_seconds
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
 from ..settings import COMMAND, FORM, MATCH, MAX_K, Field, Settings
@@ -185,7 +184,7 @@ def _race(
     order = (SPECULATIVE, PLAIN) if drafter_first else (PLAIN, SPECULATIVE)
     stats = {lane: Stats() for lane in order}
     runs = {lane: race.start(loaded, names[lane], prompt_ids, settings) for lane in order}
-    with closing(lanes.take_turns(runs, engine_seconds)) as events:  # type: ignore[type-var]
+    with closing(lanes.take_turns(runs, lambda event: event.seconds)) as events:  # type: ignore[type-var]
         for lane, event in events:
             stats[lane].add(event)
     return stats[PLAIN], stats[SPECULATIVE]

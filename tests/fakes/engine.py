@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.decoding.parts import DrafterParts
 from specdemo.models.hub_token import hub_token
 from specdemo.models.presets import Defaults, Preset
@@ -243,11 +243,11 @@ class Script:
                 if event is None:
                     del lanes[lane]
                     continue
-                clocks[lane] += engine_seconds(event)
+                clocks[lane] += event.seconds
                 written += len(emitted_tokens(event))
                 if self.fail_at is not None and written >= self.fail_at:
                     raise self.failure
-                due += engine_seconds(event) if self.real else self.pace * len(emitted_tokens(event))
+                due += event.seconds if self.real else self.pace * len(emitted_tokens(event))
                 time.sleep(max(0.0, due - time.monotonic()))
                 entries.append(Entry(lane, read(loaded.tokenizer, event)))
                 yield entries[-1]

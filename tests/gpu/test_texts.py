@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from specdemo.decoding.batch import Failed, decode, decode_batch
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.warping import probabilities
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import ops
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_K, MAX_SEED, Settings
 from tests.harness.classes import EagerRunner, GraphRunner
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specdemo.bench.models import WITH_HEADS, capture_for, random_head
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.engines.gpu.capture import CapturedFunctions
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, Settings
 from specdemo.types import Draft
 from tests.harness.classes import GraphRunner

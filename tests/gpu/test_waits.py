@@ -18,10 +18,10 @@ from specdemo.decoding.batch import decode
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters import draft_model
 from specdemo.drafters.heads import eagle
 from specdemo.engines.runner import Runner
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, REJECTION, Settings
 from tests.harness.classes import GraphRunner, HeadDrafter
 

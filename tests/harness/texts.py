@@ -15,9 +15,8 @@ from specdemo.decoding import batch
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Finished, Prefilled
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.names import drafter_class
-from specdemo.racing.race import start
+from specdemo.racing.race import rule_for, start
 from specdemo.settings import AUTO, Settings
 from specdemo.studies.statistics import chi_square
 from specdemo.types import DraftOutcome

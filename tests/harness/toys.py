@@ -21,7 +21,6 @@ from transformers.modeling_layers import MtpModel
 
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.parts import DrafterParts
-from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
@@ -30,6 +29,7 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.mtp import MtpHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.racing.race import rule_for
 from specdemo.settings import Settings
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import accepting

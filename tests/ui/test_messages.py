@@ -13,7 +13,8 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, Request
 from specdemo.settings import Settings
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
-from specdemo.ui.race.messages import Lanes, row_of
+from specdemo.ui.race.colours import row_of
+from specdemo.ui.race.messages import Lanes
 from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json
 from tests.harness.texts import with_text

@@ -15,21 +15,21 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import APIResponse, Browser, Page, Request, Route, expect
 
-from specdemo.decoding.events import Round, engine_seconds
+from specdemo.decoding.events import Round
 from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load_prompts
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
+from specdemo.racing.lanes import LaneText
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import speed_up
 from specdemo.racing.summary import CAUSES
-from specdemo.racing.text import LaneText
 from specdemo.racing.trace import Entry, read_trace
 from specdemo.racing.verdict import numbers
 from specdemo.settings import AUTO
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.engine import Pauses, real_backend
 from specdemo.ui.race import run as race_run
-from specdemo.ui.race.messages import CODES
+from specdemo.ui.race.colours import CODES
 from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
@@ -983,7 +983,7 @@ def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
     page.locator("#race .sd-arena[data-state=showing]").wait_for()
     begin, *_ = (entry.event for entry in script.entries if entry.lane == PLAIN)
     begins = page.evaluate("specdemo.race.show.time")
-    assert begins <= engine_seconds(begin)
+    assert begins <= begin.seconds
     tick(page, 0.1)
     assert page.evaluate("specdemo.race.show.time") == pytest.approx(begins + 0.1)
     tick(page, stats_of(script)[PLAIN].seconds)

@@ -23,13 +23,12 @@ from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.drafter import CHAIN, DraftOptions
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.loop import Form, Given
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.asked import read_lanes
-from specdemo.racing.race import check_rule, race, start
+from specdemo.racing.race import check_rule, race, rule_for, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, Settings
 from specdemo.types import BadInput, Draft, NotFinite

@@ -23,14 +23,13 @@ from specdemo.decoding import batch
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.engines.passes import PendingPass
 from specdemo.engines.runner import Pass
 from specdemo.models import placement
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.racing.batch import batch as batch_of
-from specdemo.racing.race import drafters_of
+from specdemo.racing.race import drafters_of, rule_for
 from specdemo.settings import AUTO, MAX_SEED, REJECTION, Settings
 from specdemo.studies.prompts import read_prompts
 from specdemo.system.progress import Stopped

@@ -14,7 +14,6 @@ from torch import Tensor
 from specdemo.decoding.drafter import Drafter, DraftOptions
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters import draft_model
 from specdemo.drafters.captured_trees import CapturedTrees
@@ -25,6 +24,7 @@ from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
 from specdemo.engines.runner import is_beginning
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_K, MAX_NODES, REJECTION, RULES, Settings
 from specdemo.types import Draft, DraftOutcome, NotFinite
 from tests.gpu.helpers import ByTable, tree_of_host

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
-from specdemo.decoding import measuring, rejection
+from specdemo.decoding import measuring
 from specdemo.decoding.costs import FOLLOW, FORGET, OUTLIER, DraftStats
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import Form
 from specdemo.decoding.measuring import LENGTHS, Trial, measure_passes
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_K, Settings
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import DraftedToken, DraftOutcome
@@ -23,7 +24,7 @@ from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_
 
 
 def measured(runner: TableRunner, settings: Settings | None = None) -> CostModel:
-    return CostModel(measure_passes(runner, rejection.rule_for(settings or Settings())))
+    return CostModel(measure_passes(runner, rule_for(settings or Settings())))
 
 
 def test_costs_between_the_measured_lengths_lie_on_a_line() -> None:

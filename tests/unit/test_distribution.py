@@ -16,10 +16,9 @@ import pytest
 from specdemo.decoding.batch import decode
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.names import DRAFTERS
-from specdemo.racing.race import decoding_of
+from specdemo.racing.race import decoding_of, rule_for
 from specdemo.settings import MATCH, MAX_NODES, REJECTION, RULES, Settings
 from specdemo.studies.rules import NoiseUsedTwice
 from specdemo.types import TokenKind

@@ -21,7 +21,6 @@ import specdemo.drafters
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.either import source_of
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters import names
 from specdemo.drafters.chain import draw_chain
 from specdemo.drafters.names import DRAFTERS, drafter_class
@@ -29,7 +28,7 @@ from specdemo.drafters.ngram import key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST
 from specdemo.engines.passes import alone
 from specdemo.models.presets import load_presets
-from specdemo.racing.race import check_drafter, drafters_of, start
+from specdemo.racing.race import check_drafter, drafters_of, rule_for, start
 from specdemo.settings import AUTO, MAX_K, Settings
 from specdemo.types import BadInput, DraftOutcome, TokenKind
 from specdemo.ui.race.form import describe

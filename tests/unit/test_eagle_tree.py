@@ -10,13 +10,13 @@ from functools import partial
 import pytest
 import torch
 
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.passes import alone, answered
 from specdemo.engines.rows import WIDTH
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, REJECTION, Settings
 from specdemo.types import NotFinite
 from tests.harness.classes import Eagle

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdemo.decoding.batch import read_together
 from specdemo.engines.linear import can_pack
-from specdemo.engines.passes import read_together
 from specdemo.engines.rows import MOST_ROWS
 from specdemo.engines.runner import ANY_ROWS, Pass
 from specdemo.system.hardware import QUANTIZED, cpu_multiplies_bf16

@@ -16,19 +16,18 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding import batch
-from specdemo.decoding.batch import decode_batch
-from specdemo.decoding.rejection import rule_for
+from specdemo.decoding.batch import decode_batch, read_together
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
-from specdemo.engines.passes import PendingPass, read_together
+from specdemo.engines.passes import PendingPass
 from specdemo.engines.quantized import widened
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
 from specdemo.racing.figures import bytes_of, experts_counted, experts_read
-from specdemo.racing.race import decoding_of, start
+from specdemo.racing.race import decoding_of, rule_for, start
 from specdemo.racing.stats import DraftCounts
 from specdemo.racing.verdict import judge_lane
 from specdemo.settings import Settings

@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from specdemo.decoding.batch import read_together
 from specdemo.engines import fused as fused_module
 from specdemo.engines import layout, linear
 from specdemo.engines.choose import runner_maker
 from specdemo.engines.families import knows
 from specdemo.engines.fused import MOST_ROWS, Cache, FusedRunner, Rows, SharedPasses
 from specdemo.engines.linear import Linear, Norm
-from specdemo.engines.passes import read_together
 from specdemo.engines.ropes import Rope
 from specdemo.engines.runner import Pass
 from specdemo.system import cpu_level, hardware

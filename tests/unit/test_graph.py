@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from transformers import PreTrainedModel
 
 from specdemo.decoding import batch
+from specdemo.decoding.batch import read_together
 from specdemo.decoding.events import Event, Finished, Round
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.eagle import EaglePasses
@@ -33,9 +33,10 @@ from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions, CudaCapture, Work
 from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, Graphs, Outcome
-from specdemo.engines.passes import alone, answered, read_together
+from specdemo.engines.passes import alone, answered
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner
+from specdemo.racing.race import rule_for
 from specdemo.settings import MATCH, MAX_NODES, REJECTION, Settings
 from specdemo.studies.rules import BROKEN, make_rule
 from specdemo.system.hardware import cpu_multiplies_bf16

@@ -13,7 +13,7 @@ RECORDING = next((ROOT / "presets" / "recordings").glob("*.jsonl.gz"))
 REPLAY = """
 from pathlib import Path
 from specdemo.racing.stats import Stats
-from specdemo.racing.text import StopStrings
+from specdemo.racing.lanes import StopStrings
 from specdemo.racing.trace import read_trace, trace_lines
 from specdemo.racing.verdict import race_verdict
 from specdemo.ui.replay.playable import playable

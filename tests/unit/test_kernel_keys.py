@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from specdemo.bench.gpu_passes import parts
+from specdemo.decoding.batch import read_together
 from specdemo.engines import choose
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import LENGTHS, Graphs
 from specdemo.engines.linear import Linear
-from specdemo.engines.passes import read_together
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
 from specdemo.engines.runner import Pass
 from specdemo.settings import MAX_K, MAX_NODES

@@ -14,11 +14,12 @@ import torch
 
 from specdemo.cli.main import table
 from specdemo.decoding.acceptance import branches
-from specdemo.decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
+from specdemo.decoding.events import Event, Finished, Round, emitted_tokens
 from specdemo.models import placement
 from specdemo.models.placement import check_caches
+from specdemo.racing.again import again, differences, lanes_asked
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
-from specdemo.racing.race import again, differences, lanes_asked, race
+from specdemo.racing.race import race
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings
@@ -103,7 +104,7 @@ def test_the_lane_behind_on_its_clock_goes_next(
     running, order = {*clocks}, []
     for entry in race(toy, "draft-model", PROMPT, SETTINGS, more=more):
         assert clocks[entry.lane] <= min(clocks[lane] for lane in running)
-        clocks[entry.lane] += engine_seconds(entry.event)
+        clocks[entry.lane] += entry.event.seconds
         order.append(entry.lane)
         if isinstance(entry.event, Finished):
             running.discard(entry.lane)

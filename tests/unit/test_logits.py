@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import ModuleList
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from specdemo.decoding.batch import read_together
 from specdemo.engines.families import FAMILIES as KNOWN
 from specdemo.engines.families import HYBRIDS, knows
-from specdemo.engines.passes import read_together
 from specdemo.engines.runner import Pass, Runner
 from specdemo.system.hardware import compute_dtype
 from specdemo.types import BadInput

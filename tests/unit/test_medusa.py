@@ -7,10 +7,10 @@ from math import prod
 import pytest
 import torch
 
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
+from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, Settings
 from specdemo.types import Draft
 from tests.harness.doubles import MODEL_VOCAB, paths_of, proposed

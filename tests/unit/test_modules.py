@@ -8,9 +8,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import Round
 from specdemo.decoding.parts import DrafterParts
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.engines.modules import decoder_layers, layers_at
+from specdemo.racing.race import rule_for
 from specdemo.settings import Settings
 from specdemo.types import BadInput
 from tests.harness.classes import EagerRunner

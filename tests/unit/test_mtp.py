@@ -23,7 +23,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.mtp import Mtp
 from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.hybrid import HybridRunner
@@ -32,7 +31,7 @@ from specdemo.models.loaded import load
 from specdemo.models.mtp import APART, ONE_MORE, find_mtp
 from specdemo.models.store import LoadError
 from specdemo.racing.asked import Request
-from specdemo.racing.race import check_drafter, race, start
+from specdemo.racing.race import check_drafter, race, rule_for, start
 from specdemo.racing.summary import summary
 from specdemo.settings import Settings
 from specdemo.types import BadInput, DraftOutcome

@@ -11,9 +11,9 @@ import torch
 
 from specdemo.decoding.events import Distributions, Round, emitted_tokens
 from specdemo.decoding.noise import key_of, uniforms
+from specdemo.racing.lanes import LaneText
 from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
-from specdemo.racing.text import LaneText
 from specdemo.settings import REJECTION, RULES, Settings
 from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, letters_tokenizer, random_table

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding import batch, loop, measuring, rejection
+from specdemo.decoding import batch, loop, measuring
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.racing import race as racing
 from specdemo.racing.asked import DraftedLane
-from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, start
+from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, rule_for, start
 from specdemo.racing.summary import report
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_K, REJECTION, Settings
@@ -71,7 +71,7 @@ def test_auto_with_rejection_sampling_is_refused_above_temperature_0(toy: Any, t
     with refuses(BadInput, "auto match"):
         start(toy, "draft-model", PROMPT, settings)
     assert toy.runners == []
-    assert rejection.rule_for(replace(settings, temperature=0.0)).name == MATCH
+    assert rule_for(replace(settings, temperature=0.0)).name == MATCH
     for fine in (replace(settings, temperature=0.0), replace(settings, k=3)):
         assert len(ids_of(list(start(toy, "draft-model", PROMPT, fine)))) == SETTINGS.max_new_tokens
 

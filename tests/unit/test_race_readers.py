@@ -14,10 +14,11 @@ import pytest
 from specdemo.decoding.batch import Failed
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.models import placement
+from specdemo.racing.again import again, differences
 from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
-from specdemo.racing.batch import again, by_passes, entries_of, race_asked
+from specdemo.racing.batch import by_passes, entries_of, race_asked
 from specdemo.racing.figures import noise
-from specdemo.racing.race import PLAIN, SPECULATIVE, differences, start
+from specdemo.racing.race import PLAIN, SPECULATIVE, start
 from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
 from specdemo.racing.verdict import NOTHING, judge_readers

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from specdemo.decoding.events import Prefilled
 from specdemo.decoding.parts import DrafterParts
 from specdemo.racing import memory as memories
+from specdemo.racing.again import asked_again
 from specdemo.racing.asked import DraftedLane, Request
 from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering
-from specdemo.racing.race import asked_again
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry
 from specdemo.settings import REJECTION, Settings

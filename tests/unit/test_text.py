@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
-from specdemo.racing.text import Detokenizer, LaneText, StopStrings
+from specdemo.racing.lanes import Detokenizer, LaneText, StopStrings
 from specdemo.settings import Settings
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.doubles import (

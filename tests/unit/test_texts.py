@@ -19,9 +19,8 @@ from specdemo.decoding.acceptance import branches
 from specdemo.decoding.batch import Failed, decode, decode_batch
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import Decoding
-from specdemo.decoding.rejection import rule_for
 from specdemo.drafters.names import DRAFTERS
-from specdemo.racing.race import decoding_of, start
+from specdemo.racing.race import decoding_of, rule_for, start
 from specdemo.settings import AUTO, MAX_K, MAX_NODES, Settings
 from specdemo.types import TokenKind
 from tests.harness.cases import CASES, EVERY, MIXED, OTHER_TOKENS, SAMPLINGS, Case, values

@@ -20,7 +20,8 @@ from specdemo.decoding.events import Round
 from specdemo.decoding.loop import Chooser, Form, Given
 from specdemo.drafters.ngram import load_table
 from specdemo.drafters.tree import Tree, grow
-from specdemo.racing.race import again, differences, race
+from specdemo.racing.again import again, differences
+from specdemo.racing.race import race
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_K, Settings
 from specdemo.types import Draft, DraftedToken, DraftOutcome

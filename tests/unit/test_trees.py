@@ -18,12 +18,11 @@ from specdemo.decoding import batch
 from specdemo.decoding.acceptance import Answer, places_tested, walk
 from specdemo.decoding.drafter import CHAIN, Drafter, DraftOptions
 from specdemo.decoding.events import Round
-from specdemo.decoding.rejection import rule_for
 from specdemo.decoding.rule import row_depths
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.tree import grow, merged
 from specdemo.racing.probabilities import probabilities_of
-from specdemo.racing.race import check_rule, decoding_of
+from specdemo.racing.race import check_rule, decoding_of, rule_for
 from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MAX_NODES, RULES, Settings
@@ -142,7 +141,7 @@ def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) ->
     settings = Settings(k=12, temperature=1, max_new_tokens=30, rule=rule, tree=True)
     entries = []
     for event in decode(TableRunner(table), Planting(HOSTILE_TREES["any"]), PROMPT, settings, distributions=True):
-        places = probabilities_of(event, str)
+        places = probabilities_of(event, str) if isinstance(event, Round) else ()
         if isinstance(event, Round):
             assert len(places) == len(event.emitted)
             for token, place in zip(event.emitted, places, strict=True):

@@ -26,24 +26,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ...decoding.acceptance import path_of
-from ...decoding.events import Finished, Prefilled, Round
+from ...decoding.events import Round
 from ...racing.stats import AtOnce, Stats
 from ...racing.trace import Entry
-from ...types import DraftOutcome, Token, TokenKind
+from .colours import row_of
 
-CODES = {
-    TokenKind.ACCEPTED: "a",
-    TokenKind.RESAMPLED: "r",
-    TokenKind.BONUS: "b",
-    TokenKind.TARGET: "t",
-    TokenKind.UNKNOWN: "",
-    DraftOutcome.ACCEPTED: "a",
-    DraftOutcome.REJECTED: "x",
-    DraftOutcome.UNTESTED: "u",
-}
-PREFILL = -1  # the round number of the token that prefill emits
-REST = ""  # the code of text that belongs to no single token: bytes that never became a character
 FIGURES_EVERY = 10  # events
 LIVE = (  # figures that are sent while a race runs
     "tokens",
@@ -131,28 +118,6 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
     return fields
 
 
-def row_of(entry: Entry) -> list[Any] | None:
-    """An event as the page draws it: [round, k, tokens], in reading order; None if there is nothing to draw."""
-    event = entry.event
-    if isinstance(event, Finished):
-        return [PREFILL, 0, [[event.text, REST, 0]]] if event.text else None
-    if isinstance(event, Prefilled):
-        return [PREFILL, 0, [_emitted(event.token)]]
-    path, tokens = path_of(event.drafted)[1:], list[list[Any]]()
-    texts = {node: token.text for node, token in zip(path, event.emitted, strict=False)}  # what was written
-    for node, token in enumerate(event.drafted):
-        chances = _short(token.p), _short(token.q), _short(token.draw)
-        tokens.append([texts.get(node, token.text), CODES[token.outcome], *chances, node + 1])
-        if token.parent is not None:
-            tokens[-1].append(token.parent + 1)
-    tokens += map(_emitted, event.emitted[len(path) :])
-    return [event.index, len(event.drafted), tokens]
-
-
-def _emitted(token: Token) -> list[Any]:
-    return [token.text, CODES[token.kind], _short(token.p)]
-
-
 def live_figures(stats: Stats) -> dict[str, Any]:
     """The figures that are worth showing while a race runs, and cheap enough to send with every flush."""
     return {
@@ -161,11 +126,3 @@ def live_figures(stats: Stats) -> dict[str, Any]:
         "accepted_lengths": {**stats.accepted_lengths},
         "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
     }
-
-
-def _short(number: float | None) -> float | None:
-    """Four significant digits: what a tooltip can show. What is not quite certain stays so, what is unknown too."""
-    if number is None:
-        return None
-    short = float(f"{number:.4g}")
-    return 0.9999 if number < 1 <= short else short
