@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..system.hardware import compute_dtype, free_memory, unquantized
+from ..system.hardware import compute_dtype, cpu_attends_alike, free_memory, unquantized
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
@@ -59,7 +59,8 @@ def is_exact(engine: str, config: PreTrainedConfig, dtype: torch.dtype, device: 
     if engine == "graph":
         return ops_for(head_width(config), device) is not ops
     packed = compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
-    return engine == "native" or (engine == "fused" and packed and not Scales.of(config).score_cap)
+    sums_alike = packed and not Scales.of(config).score_cap and cpu_attends_alike()
+    return engine == "native" or (engine == "fused" and sums_alike)
 
 
 def runner_maker(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..system.device import to_device
-from ..system.hardware import attends_in_groups
+from ..system.hardware import attends_in_groups, cpu_attends_alike
 from ..system.progress import check_stopped
 from .families import DEPENDS_ON_LENGTH
 from .layout import FusedModel, Layer
@@ -132,7 +132,8 @@ class FusedRunner(Runner):
 
     @property
     def exact_rows(self) -> int:
-        return MOST_ROWS if self.model.exact_products and not self.model.scales.score_cap else 0
+        exact = self.model.exact_products and not self.model.scales.score_cap and cpu_attends_alike()
+        return MOST_ROWS if exact else 0
 
     @property
     def cannot_branch(self) -> str | None:

@@ -123,6 +123,14 @@ def cpu_widens_weights() -> bool:
     return quantized_engine() in ("x86", "fbgemm") and _has("avx2")
 
 
+def cpu_attends_alike() -> bool:
+    """Whether torch's attention in bfloat16 sums in the same order in every pass, as measured.
+
+    It does not on Intel's CPUs since Sapphire Rapids where a virtual machine hides their AMX.
+    """
+    return _has("amx_bf16") or not _has("avx512_fp16")
+
+
 def _has(feature: str) -> bool:
     return bool(_capabilities().get(feature)) and not feature.startswith(level().hidden)
 

@@ -12,7 +12,7 @@ from specdemo.decoding.batch import read_together
 from specdemo.engines.linear import can_pack
 from specdemo.engines.rows import MOST_ROWS
 from specdemo.engines.runner import ANY_ROWS, Pass
-from specdemo.system.hardware import QUANTIZED, cpu_multiplies_bf16
+from specdemo.system.hardware import QUANTIZED, cpu_attends_alike, cpu_multiplies_bf16
 from tests.harness.models import FAMILIES, VOCAB, model_of, run_by
 from tests.harness.trees import TREES, check
 
@@ -33,7 +33,7 @@ def exact_rows(name: str, engine: str, dtype: str) -> tuple[int, int]:
     """Up to how many rows of a chain and of a tree an engine is exact."""
     if engine == "native":
         return ANY_ROWS, MOST_ROWS
-    packed = cpu_multiplies_bf16() and can_pack(torch.bfloat16)
+    packed = cpu_multiplies_bf16() and cpu_attends_alike() and can_pack(torch.bfloat16)
     return (9 if dtype == "bfloat16" and packed and not name.startswith("gemma2") else 0), 0
 
 

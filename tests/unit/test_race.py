@@ -20,7 +20,7 @@ from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of,
 from specdemo.racing.summary import report
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_K, REJECTION, Settings
-from specdemo.system import hardware
+from specdemo.system import device
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, FinishReason, TokenKind
 from tests.harness.classes import CostModel
@@ -136,7 +136,7 @@ def clocked(toy: Any, monkeypatch: pytest.MonkeyPatch, target_pass: Callable[[in
             now += target_pass(len(ids))
             return super().read(ids)
 
-    for module in (batch, loop, hardware):
+    for module in (batch, loop, device):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
 
