@@ -28,8 +28,8 @@ from ..system.hardware import AS_STORED, compute_dtype, unquantized
 from .errors import wrap_load_errors
 from .hub_token import hub_token
 from .on_hub import download_bar, file_of
-from .sizes import check_sizes, check_together
 from .source import Source, weights_file
+from .stated_sizes import check_sizes, check_together
 from .store import LoadError, Progress, ignore, read_object
 from .text_part import described
 from .tokenizer_files import converted_tokenizer, same_tokenizer

@@ -188,7 +188,8 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     from ..engines.families import knows
     from .checkpoint import empty_model
     from .gguf_weights import check_taken, joint_name, names_of_weights, read_weights
-    from .placement import ModelPart, check_files
+    from .placement import check_files
+    from .sizes import ModelPart
 
     def read(done: float) -> None:
         progress(done, CONVERTING)

@@ -40,9 +40,10 @@ from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint, stored_size
 from .errors import causes
 from .mtp import find_mtp
-from .placement import ModelPart, check_files, plan
+from .placement import check_files, plan
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of
+from .sizes import ModelPart
 from .store import LoadError, Progress, ignore
 from .translation import Translation, differing_token
 from .weight_types import check_dtype, check_kept, check_quantizes

@@ -27,10 +27,11 @@ from .errors import wrap_load_errors
 from .gguf import LONG, WHOLE, Header, check_header
 from .gguf_tokenizer import check_tokenizer
 from .loaded import LANES, check_prompts, context_of, embedding_rows
-from .placement import ModelPart, bits, plan
+from .placement import plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
-from .source import ModelFacts, Source
+from .sizes import ModelPart, bits
+from .source import Source
 from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 from .weight_types import check_dtype, check_kept
@@ -59,8 +60,8 @@ ON_DISK = (
 class ModelReport:
     """A model before its weights are fetched. Sizes are in bytes; `download` is None if unknown.
 
-    `caches` is for all runs at the same time, with texts of `TOKENS` tokens or the model's context. `part` is None for
-    a GGUF file, which has to be in memory as a whole to be converted.
+    `caches` is for all runs at the same time, with texts of `TOKENS` tokens or the model's context. A model that is
+    `whole` is a GGUF file, which has to be in memory as a whole to be converted.
     """
 
     name: str
@@ -73,14 +74,15 @@ class ModelReport:
     gated: bool
     vocabulary: Mapping[str, int]
     reads: int  # how many token ids it can read
-    part: ModelPart | None = None
+    part: ModelPart
+    whole: bool
 
     def sentence(self) -> str:
         size = "nothing to download"
         if self.download != 0:
             size = f"downloads {'an unknown size' if self.download is None else f'up to {gigabytes(self.download)}'}"
         exact = "exact to the bit" if self.exact else "not exact to the bit"
-        again = f" {RUNNING_STATES}" if self.part and is_hybrid(self.part.config) else ""
+        again = f" {RUNNING_STATES}" if is_hybrid(self.part.config) else ""
         return (
             f"{self.name}: {size}; {gigabytes(self.weights)} of memory for the weights, {gigabytes(self.caches)} for "
             f"caches; engine {self.engine}, {exact}; licence {self.licence or 'not stated'}"
@@ -140,21 +142,6 @@ class Report:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """What is known of a model without its weights.
-
-    `header` is that of a GGUF file, and `size` the bytes of the weights if they are kept as stored, where known.
-    """
-
-    source: Source
-    facts: ModelFacts
-    config: PreTrainedConfig
-    vocabulary: Mapping[str, int]
-    header: Header | None = None
-    size: int | None = None
-
-
 def report_on(preset: Preset, dtype: str | None = None, device: str | None = None) -> Report:
     """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
 
@@ -166,12 +153,12 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     chosen_dtype = choose_dtype(asked, chosen_device)
     check_dtype(chosen_dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    described = [_described(source, preset, chosen_dtype) for source in sources]
-    if asked in (None, "auto"):
-        chosen_dtype = dtype_in_range(chosen_dtype, [model.config for model in described])
     devices = chosen_device, draft_device or chosen_device
-    each = zip(described, (LANES, 1), devices, strict=False)
-    models = [_report_of(model, lanes, preset, chosen_dtype, where) for model, lanes, where in each]
+    each = [*zip(sources, (LANES, 1), devices, strict=False)]
+    models = [_report_of(source, lanes, preset, chosen_dtype, where) for source, lanes, where in each]
+    in_range = dtype_in_range(chosen_dtype, [model.part.config for model in models])
+    if asked in (None, "auto") and in_range != chosen_dtype:
+        models = [_report_of(source, lanes, preset, in_range, where) for source, lanes, where in each]
     unlike = None
     if len(models) > 1:
         target, draft = models
@@ -195,65 +182,62 @@ def _heads_of(preset: Preset) -> Iterator[HeadReport]:
 
 def _partly_on_disk(report: Report, device: torch.device) -> Report:
     """The report if the target's weights that memory has no room for stay on the disk."""
-    parts = [model.part for model in report.models if model.part]
-    if len(parts) < len(report.models):
+    if any(model.whole for model in report.models):
         return report
     try:
-        on_disk = plan(parts, device).on_disk
+        on_disk = plan([model.part for model in report.models], device).on_disk
     except LoadError:
         return report
     target, *drafts = report.models
     return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
-def _described(source: Source, preset: Preset, dtype: torch.dtype) -> _Described:
-    """What a source tells of its model without its weights."""
+def _report_of(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
+    """What a source tells of its model without its weights, of which so many runs go on at the same time."""
+    is_target = source is preset.target
     with wrap_load_errors(source):
         if (of_file := source.header()) is not None:
             header, facts = of_file
             check_header(str(source), header)
             check_tokenizer(str(source), header.fields)
-            vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
+            vocabulary: Mapping[str, int] = {
+                token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])
+            }
             facts = replace(facts, licence=facts.licence or header.fields.get("general.license"))
-            config = _config(header)
+            config, numbers = _config(header), header.numbers
     if of_file is not None:
-        if source is preset.target:
+        if is_target:
             check_kept(source, dtype, _keeps_quantized(header))
-        size = _kept(header) if dtype == AS_STORED else None
-        return _Described(source, facts, config, vocabulary, header, size)
-    found = find_checkpoint(source, dtype, ignore)
-    if source is preset.target:
-        check_kept(found.source, dtype, found.source.has_gguf)
-        check_prompts(found, preset)
-    facts, vocabulary = source.facts(found.revision), found.tokenizer.get_vocab()
-    return _Described(source, facts, found.config, vocabulary, size=stored_size(found))
-
-
-def _report_of(model: _Described, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
-    config, header, facts = model.config, model.header, model.facts
-    engine = engine_of(config, dtype, device)
-    computed = compute_dtype(dtype, device)
-    skip_layers = (preset.skip_layers or 0) if model.source is preset.target else 0
-    part = ModelPart(str(model.source), config, computed if engine == "eager" else dtype, skip_layers)
-    numbers, text = part.numbers if header is None else header.numbers, config.get_text_config()
+        kept = _kept(header) if dtype == AS_STORED else None
+    else:
+        found = find_checkpoint(source, dtype, ignore)
+        if is_target:
+            check_kept(found.source, dtype, found.source.has_gguf)
+            check_prompts(found, preset)
+        facts, vocabulary, config = source.facts(found.revision), found.tokenizer.get_vocab(), found.config
+        kept = stored_size(found) if dtype == AS_STORED else None
+    engine, computed = engine_of(config, dtype, device), compute_dtype(dtype, device)
+    skip_layers = (preset.skip_layers or 0) if is_target else 0
+    part = ModelPart(str(source), config, computed if engine == "eager" else dtype, skip_layers)
+    if of_file is None:
+        numbers = part.numbers
+    text = config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for input rows, one laid out for the output
-    weights = numbers * bits(config, part.dtype) // 8
-    if dtype == AS_STORED and model.size is not None:
-        weights = model.size
     row = part.keys_and_values * computed.itemsize + rotation_bytes(config, engine, computed)
     return ModelReport(
-        name=str(model.source),
+        name=str(source),
         download=facts.download,
-        weights=weights,
+        weights=numbers * bits(config, part.dtype) // 8 if kept is None else kept,
         caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=is_exact(engine, config, dtype, device),
         licence=facts.licence,
         gated=facts.gated,
-        vocabulary=model.vocabulary,
+        vocabulary=vocabulary,
         reads=embedding_rows(config),
-        part=part if header is None else None,
+        part=part,
+        whole=of_file is not None,
     )
 
 

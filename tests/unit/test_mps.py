@@ -18,7 +18,8 @@ from specdemo.decoding.events import emitted_tokens
 from specdemo.engines import eager
 from specdemo.models import checkpoint
 from specdemo.models.loaded import load
-from specdemo.models.placement import ModelPart, plan
+from specdemo.models.placement import plan
+from specdemo.models.sizes import ModelPart
 from specdemo.racing.race import race
 from specdemo.settings import Settings
 from specdemo.system import device as device_module

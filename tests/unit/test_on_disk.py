@@ -14,9 +14,10 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from specdemo.models import placement as room
 from specdemo.models import report as reporting
 from specdemo.models.loaded import load
-from specdemo.models.placement import ModelPart, plan
+from specdemo.models.placement import plan
 from specdemo.models.presets import Preset
 from specdemo.models.report import report_on
+from specdemo.models.sizes import ModelPart
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.settings import Settings

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from specdemo.models import checkpoint
 from specdemo.models import placement as room
 from specdemo.models.checkpoint import device_map
-from specdemo.models.placement import TOKENS, WORK_SPACE, ModelPart, plan
+from specdemo.models.placement import WORK_SPACE, plan
+from specdemo.models.sizes import TOKENS, ModelPart
 from specdemo.models.store import LoadError
 
 from ..sentences import refuses
@@ -132,7 +133,7 @@ def test_memory_is_reckoned_without_transformers_models_where_the_shape_is_known
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = SimpleNamespace(named_parameters=lambda: [("all", torch.empty(77))])
-    monkeypatch.setattr(room, "empty_model", lambda config: model)
+    monkeypatch.setattr("specdemo.models.sizes.empty_model", lambda config: model)
     known, unknown = LlamaConfig(), LlamaConfig(hidden_act="gelu")
     assert ModelPart("known", known, torch.float32).weights > 77 * 4
     assert ModelPart("unknown", unknown, torch.float32).weights == 77 * 4

@@ -25,9 +25,9 @@ from specdemo.models import loaded as loading
 from specdemo.models import report as reporting
 from specdemo.models import weight_types
 from specdemo.models.loaded import load
-from specdemo.models.placement import ModelPart
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.report import report_on
+from specdemo.models.sizes import ModelPart
 from specdemo.models.sources import Gguf, Source, Wheel
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
