@@ -94,38 +94,32 @@ def draws(
     return drawn
 
 
-class CapturedChains:
-    """Draws chains on a GPU, all of their draws and the passes between them by one captured call for each length."""
+def captured_chain(
+    following: Callable[..., NextLogits],
+    functions: CapturedFunctions,
+    given: Sequence[Tensor],
+    k: int,
+    rule: Rule,
+    position: int,
+    token_ids: Tensor | None,
+    vocab_size: int,
+) -> Draft:
+    """The chain of `draw_chain` on a GPU, all of its draws and the passes between them by one captured call.
 
-    def __init__(
-        self,
-        following: Callable[..., NextLogits],
-        functions: CapturedFunctions,
-        token_ids: Tensor | None,
-        vocab_size: int,
-    ) -> None:
-        """
-        Args:
-            following: from what is given at the beginning, tensors, the logits of each token.
-            functions: keeps what is captured; of this `following` alone.
-        """
-        self.following, self.functions = following, functions
-        self.token_ids, self.vocab_size = token_ids, vocab_size
+    Args:
+        following: from what is given at the beginning, tensors, the logits of each token.
+        functions: keeps what is captured; of this `following` alone.
+    """
 
-    def draw(self, given: Sequence[Tensor], k: int, rule: Rule, position: int) -> Draft:
-        """See `draw_chain`."""
-        numbers = rule.draft_numbers(range(position, position + k))
-        call = self.functions(rule.kind, self._call_by(rule))
-        tokens, probs, q, each = call(k, numbers if numbers is None else to_device(numbers, given[0].device), *given)
-        return Draft(tokens, probs, q, drawn_from=[(row, self.token_ids) for row in each])
+    def call(k: int, numbers: Tensor | None, *begun: Tensor) -> tuple[Any, ...]:
+        drawn = alone(draws(following(*begun), k, rule, numbers, token_ids, vocab_size))
+        draft = chain_of(drawn, rule, token_ids, vocab_size)
+        return draft.token_ids, draft.probs, draft.q, [probs for probs, _ in draft.drawn_from]
 
-    def _call_by(self, rule: Rule) -> Callable[..., tuple[Any, ...]]:
-        def call(k: int, numbers: Tensor | None, *given: Tensor) -> tuple[Any, ...]:
-            drawn = alone(draws(self.following(*given), k, rule, numbers, self.token_ids, self.vocab_size))
-            draft = chain_of(drawn, rule, self.token_ids, self.vocab_size)
-            return draft.token_ids, draft.probs, draft.q, [probs for probs, _ in draft.drawn_from]
-
-        return call
+    numbers = rule.draft_numbers(range(position, position + k))
+    numbers = numbers if numbers is None else to_device(numbers, given[0].device)
+    tokens, probs, q, each = functions(rule.kind, call)(k, numbers, *given)
+    return Draft(tokens, probs, q, drawn_from=[(row, token_ids) for row in each])
 
 
 def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None, vocab_size: int = 0) -> Draft:

@@ -15,7 +15,7 @@ from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, PendingPass, Runner
 from ..types import BadInput, Draft
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
-from .chain import CapturedChains, draw_chain, fitted
+from .chain import captured_chain, draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
 from .tree import grow_by_depth
 
@@ -127,8 +127,8 @@ class DraftModel(Drafter):
         if alone and not drawn and isinstance(runner, GraphRunner):
             logits = (yield first)[-1:]
             passes = runner.begin_chain(k - 1)
-            chains = CapturedChains(passes.following, passes.functions, None, self.vocab_size)
-            return chains.draw([logits], k, self.rule, len(context))
+            functions, size = passes.functions, self.vocab_size
+            return captured_chain(passes.following, functions, [logits], k, self.rule, len(context), None, size)
 
         def next_logits(tokens: Sequence[Tensor]) -> Pass:
             return Pass(runner, tokens[-1]) if len(tokens) > len(drawn) else first

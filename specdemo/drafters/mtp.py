@@ -65,7 +65,7 @@ class MtpHead:
 class Mtp(Drafter):
     """Draws K tokens one after another from the target's own MTP layer.
 
-    As in `heads.eagle`, the layer's cache holds one entry for each token that the target has read; those of drafted
+    As in `heads`, the layer's cache holds one entry for each token that the target has read; those of drafted
     tokens follow, and the next round overwrites them. It drafts chains only: no engine checks trees of these targets.
     """
 

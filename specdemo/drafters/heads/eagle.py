@@ -28,6 +28,8 @@ DEPTHS = 6  # of a tree in a captured call; nine in ten trees of 16 tokens end w
 class EaglePasses(LayeredPasses):
     """The first pass of a draft reads the target's new states, the others the head's own last output."""
 
+    start_is_one_pass = False
+
     def __init__(self, ready: ReadyHead[EagleHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity, captured)
         self.output = ready.zeros(1, ready.head.shape.hidden, dtype=self.backend.dtype)
@@ -37,10 +39,6 @@ class EaglePasses(LayeredPasses):
             return EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
 
         return next_pass
-
-    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
-        yield from ()
-        return self.begin(states, tokens, k)
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         return (self.first(states, tokens),)
@@ -133,11 +131,7 @@ class EagleTree:
 
 
 class Eagle(HeadDrafter):
-    """Draws K tokens one after another from the head.
-
-    The head's cache holds one entry for each token the target has read. Those of drafted tokens follow. They are made
-    of the head's own outputs, and are overwritten as soon as the target's states are known.
-    """
+    """Draws K tokens one after another from the head."""
 
     name = "eagle"
     network = EagleHead

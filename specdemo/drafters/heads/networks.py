@@ -70,10 +70,6 @@ class HeadLayer(nn.Module):
         added: Tensor = self.down(F.silu(gate) * up)
         return added
 
-    def input_norms(self) -> list[nn.RMSNorm]:
-        """The norms before the attention: of x, and of the second input if there is one."""
-        raise NotImplementedError
-
     def join(self) -> None:
         """Make `qkv` of the layers of queries, keys and values where they are apart. The C library needs it."""
 
@@ -223,9 +219,6 @@ class EagleHead(LayeredHead, HeadLayer):
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
-    def input_norms(self) -> list[nn.RMSNorm]:
-        return [self.hidden_norm, self.token_norm]
-
     def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`; `x` are hidden states, `second` the embeddings of the tokens that follow."""
         assert second is not None
@@ -251,9 +244,6 @@ class BlockLayer(HeadLayer):
         self.q = nn.Linear(shape.hidden, shape.heads * shape.width, bias=shape.qkv_bias)
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.add_rest(shape)
-
-    def input_norms(self) -> list[nn.RMSNorm]:
-        return [self.attention_norm]
 
     def join(self) -> None:
         with torch.device("meta"):

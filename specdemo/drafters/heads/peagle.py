@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ...types import MAX_K
-from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import BlockLayer, EagleHead
 from .ready import LayeredPasses, ReadyHead
@@ -55,9 +54,6 @@ class PEaglePasses(LayeredPasses):
         # No place sees those after it, so captured passes need one length of draft only.
         return self.places(states, tokens, MAX_K if self.functions else k)[:k], tokens[-1:]
 
-    def following(self, *given: Tensor) -> NextLogits:
-        return self.with_bigrams(*given)
-
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         return {"places": [(*both, MAX_K) for both in self.states_and_tokens()]}
 
@@ -76,10 +72,7 @@ class PEaglePasses(LayeredPasses):
 
 
 class PEagle(HeadDrafter):
-    """Draws K tokens from one pass of the head.
-
-    Each layer's cache holds an entry for each token that the target has read, made of the target's states.
-    """
+    """Draws K tokens from one pass of the head."""
 
     name = "p-eagle"
     network = PEagleHead

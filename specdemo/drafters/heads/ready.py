@@ -18,14 +18,14 @@ from ...engines.runner import PendingPass
 from ...system.hardware import compute_dtype, to_device
 from ..captured_trees import Growth
 from ..chain import NextLogits, NextPass
-from .backends import HeadBackend, NativeBackend, TorchBackend, native_backend
+from .backends import NativeBackend, TorchBackend, native_backend
 from .networks import Head, HeadLayer, LayeredHead
 
 H = TypeVar("H", bound=Head)
 
 
 class Packed(nn.Module):
-    """A linear layer or a norm, packed for passes of a few rows."""
+    """A linear layer or a norm for passes of a few rows."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -108,8 +108,8 @@ class ReadyHead(Generic[H]):
         """A buffer of zeros on the head's device, by default in its type."""
         return torch.zeros(*sizes, dtype=dtype or self.dtype, device=self.embedding.device)
 
-    def backend(self, capacity: int, captured: bool = False) -> HeadBackend:
-        """The fastest backend here, for one text of at most `capacity` tokens; `captured` if its calls are captured."""
+    def backend(self, capacity: int, captured: bool = False) -> TorchBackend | NativeBackend:
+        """The fastest backend here, for one text of at most `capacity` tokens."""
         if self._native and not captured:
             return self._native(capacity, self.dtype)
         head: Any = self.head
@@ -122,7 +122,6 @@ class ReadyHead(Generic[H]):
         return self._native is not None and self.slots is None
 
     def read(self, passes: Sequence[Any]) -> list[Tensor]:
-        """See `engines.runner.Together`."""
         logits: list[Tensor] = passes[0].passes.read_all(passes)
         return logits
 
@@ -138,16 +137,17 @@ class HeadPasses(Slot):
     """
 
     functions: CapturedFunctions | None = None
+    start_is_one_pass = True  # and gives logits, so that texts can be read together; else each has passes of its own
 
     def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
-        """Passes for a text of at most `capacity` tokens; `captured` says that `capture` will follow."""
+        """`captured` says that `capture` will follow."""
         self.ready, self.capacity = ready, capacity
 
     def seek(self, live: int) -> None:
         """Forget all entries but the first `live`."""
 
     def clear(self) -> None:
-        """Forget the run."""
+        pass
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextPass:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
@@ -158,13 +158,10 @@ class HeadPasses(Slot):
 
     def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
         """`begin`, by passes that can be read together with those of others."""
+        if not self.start_is_one_pass:
+            return self.begin(states, tokens, k)
         logits = yield StartPass(self, states, tokens, k)
         return self.following(logits, tokens[-1:])
-
-    @staticmethod
-    def read_all(wanted: Sequence[Any]) -> list[Tensor]:
-        """The passes of several texts in one of the C library."""
-        raise NotImplementedError
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         """`begin`, up to what depends on the tokens that are drawn: what `following` needs."""
@@ -174,9 +171,16 @@ class HeadPasses(Slot):
         """What gives the logits of the next tokens, from what `start` gave. It can be captured.
 
         In a tree the tokens are those of each depth, [T] each, and the logits those after the last T of them, [T, V'],
-        or [1, V'] if they are all the same.
+        or [1, V'] if they are all the same. Here the logits of all places [k, V'] are given, and the pending token; the
+        bigram term is added to each.
         """
-        raise NotImplementedError
+        logits, pending = given
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            place = len(drawn)
+            return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
+
+        return next_logits
 
     def state(self) -> tuple[Tensor, ...]:
         """What `following` changes, on the device."""
@@ -188,7 +192,6 @@ class HeadPasses(Slot):
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        """Capture what a draft needs."""
         for name, arguments in self.calls().items():
             setattr(self, name, CapturedFunction(getattr(self, name), capture, arguments))
 
@@ -198,19 +201,8 @@ class HeadPasses(Slot):
         tokens = self.ready.zeros(LONGEST, dtype=torch.long)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 
-    def with_bigrams(self, logits: Tensor, pending: Tensor) -> NextLogits:
-        """`following` for the logits [k, V'] of all places: gives them one by one, with the bigram term."""
-
-        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            place = len(drawn)
-            return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
-
-        return next_logits
-
 
 class HeadSlots(SlotPool[HeadPasses]):
-    """The captured passes of the runs of a head."""
-
     def __init__(self, ready: ReadyHead[Any], kind: type[HeadPasses], capture: Capture) -> None:
         self.ready, self.kind, self.capture = ready, kind, capture
         super().__init__(1)
