@@ -169,6 +169,6 @@ def drafter_class(name: str) -> type[Drafter]:
     module, _, cls = DRAFTERS[name].path.partition(":")
     found: Any = getattr(import_module(f"{__package__}.{module}"), cls)
     if name.startswith(LOOKUP):
-        found = found.before(name, drafter_class(behind(name)))
+        found = type(name, (found,), {"name": name, "behind": drafter_class(behind(name))})
     kind: type[Drafter] = found
     return kind
