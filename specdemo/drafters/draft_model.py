@@ -1,4 +1,4 @@
-"""A draft model: a smaller language model with the target's tokenizer (Leviathan 2023, Chen 2023)."""
+"""Draft models: a smaller language model (Leviathan 2023, Chen 2023), or the first layers of the target."""
 
 from __future__ import annotations
 
@@ -152,6 +152,25 @@ class DraftModel(Drafter):
 
     def release(self) -> None:
         self.runner.release()
+
+
+class LayerSkip(DraftModel):
+    """A draft model that is the first layers of the target (Elhoushi et al., arXiv 2404.16710), with its norm and head.
+
+    It shares the target's weights and has a cache of its own. So it can be captured on a GPU like any model, but the
+    target's pass over a draft computes the first layers again. The paper's does not.
+    """
+
+    name = "layer-skip"
+
+    @classmethod
+    def needs(cls, parts: DrafterParts) -> Needs:
+        return Needs(None if parts.skip_layers else "this preset names no layer to stop at")
+
+    @classmethod
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> DraftModel:
+        assert parts.skip_layers is not None
+        return cls.with_runner(partial(runner.first_layers, parts.skip_layers), runner, rule)
 
 
 class TextDraftModel(Drafter):

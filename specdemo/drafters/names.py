@@ -135,7 +135,7 @@ DRAFTERS = {
         "The target's own passes guess ahead and collect phrases. Needs no model. Pays off if long passes are cheap.",
     ),
     "layer-skip": Listing(
-        "layer_skip:LayerSkip",
+        "draft_model:LayerSkip",
         "The target's own first layers",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         drafts_ahead=True,

@@ -167,15 +167,12 @@ class Suffix(Drafter):
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Suffix:
         return cls(parts.remembered)
 
-    def _read(self, context: Sequence[int]) -> None:
+    def match(self, context: Sequence[int]) -> SuffixMatch:
+        """The longest end of the text that occurred before; of equal ones that in the text itself."""
         new = context[len(self._text) :]
         self._text.extend(new)
         for token in new:
             self._matched = self._earlier.step(*self._matched, token)
-
-    def match(self, context: Sequence[int]) -> SuffixMatch:
-        """The longest end of the text that occurred before; of equal ones that in the text itself."""
-        self._read(context)
         here, earlier = self._text.repeated(), self._matched
         return SuffixMatch(self._text, *here) if here[1] >= earlier[1] else SuffixMatch(self._earlier, *earlier)
 

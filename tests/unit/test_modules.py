@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
-from specdemo.drafters.layer_skip import LayerSkip
+from specdemo.drafters.draft_model import LayerSkip
 from specdemo.engines.modules import decoder_layers, layers_at
 from specdemo.types import BadInput, Settings
 from tests.harness.classes import EagerRunner

@@ -26,11 +26,10 @@ from specdemo.drafters.heads import peagle
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.files import load_published
-from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import BlockHead, EagleHead
 from specdemo.drafters.heads.peagle import PEagle
-from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
+from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes, format_of
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.quantized import widened

@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...types import BadInput
-from .formats import CONFIG
 from .networks import Head, LayeredHead
 from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
-from .published_shape import FULL, SLIDING
+from .published_shape import CONFIG, FULL, SLIDING
 from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
 VERSION = "0.5.0"  # of the library that defines these configurations

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ...system.weight_map import files_in
 from ...types import BadInput, reason
-from .formats import format_of, head_name, read_config
-from .published_shape import ShapeReader, TargetSizes
+from .published_shape import ShapeReader, TargetSizes, format_of, head_name, read_config
 from .shapes import EACH, NONE, HeadShape
 
 Sizes = tuple[int, ...]

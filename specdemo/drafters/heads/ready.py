@@ -84,7 +84,7 @@ class ReadyHead(Generic[H]):
         for layer in layers:
             layer.join()
         pack(self.head, embedding.dtype)
-        self._native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
+        self.native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
@@ -110,16 +110,10 @@ class ReadyHead(Generic[H]):
 
     def backend(self, capacity: int, captured: bool = False) -> TorchBackend | NativeBackend:
         """The fastest backend here, for one text of at most `capacity` tokens."""
-        if self._native and not captured:
-            return self._native(capacity, self.dtype)
+        if self.native and not captured:
+            return self.native(capacity, self.dtype)
         head: Any = self.head
         return TorchBackend(head, self.logits, capacity, self.zeros(0), captured)
-
-    @property
-    def reads_together(self) -> bool:
-        """Whether the C library runs it, which reads several texts in one pass. Heads without layers gain nothing by
-        that (measured)."""
-        return self._native is not None and self.slots is None
 
     def read(self, passes: Sequence[Any]) -> list[Tensor]:
         logits: list[Tensor] = passes[0].passes.read_all(passes)
@@ -237,13 +231,15 @@ class FilledPlaces:
 
 
 class HeadPass(PendingPass):
-    """A pass of a head. Those of one head are read together where it can."""
+    """A pass of a head. The C library reads those of one head together. Heads without layers gain nothing by that
+    (measured)."""
 
     passes: HeadPasses
 
     @property
     def together(self) -> ReadyHead[Any] | None:
-        return self.passes.ready if self.passes.ready.reads_together else None
+        ready = self.passes.ready
+        return ready if ready.native and not ready.slots else None
 
     @property
     def place(self) -> int:
