@@ -64,13 +64,9 @@ class Branch:
 
 
 class DraftingAhead(Drafter):
-    """A draft model that prepares the next draft in a thread of its own. See `Settings.ahead`.
+    """A draft model that prepares the next draft in a thread of its own. See `Settings.ahead`."""
 
-    Attributes:
-        in_turn: prepare before the target verifies, so that each can be timed by itself.
-    """
-
-    in_turn = False
+    in_turn = False  # prepare before the target verifies, so that each can be timed by itself
 
     def __init__(self, drafter: DraftModel, target: Runner, rule: Rule) -> None:
         self.drafter, self.rule, self.name = drafter, rule, drafter.name  # type: ignore[misc]

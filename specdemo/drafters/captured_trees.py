@@ -76,8 +76,7 @@ class Growth(NamedTuple):
 def paths_of(growth: Growth, before: Tensor) -> Tensor:
     """The slots that the tokens to read see, in the form of `engines.rows.branches_of`, uint8 [W, MOST_ROWS].
 
-    Args:
-        before: the same of the last depth, [W', MOST_ROWS], or of the text.
+    `before` is the same of the last depth, [W', MOST_ROWS], or of the text.
     """
     along = torch.arange(MOST_ROWS, device=before.device)
     return torch.where(along < growth.depth, before[growth.rows], growth.slots[:, None].byte())
@@ -130,17 +129,12 @@ class CapturedTrees:
     def __init__(
         self,
         reader: Callable[[], Reader],
-        functions: CapturedFunctions,
+        functions: CapturedFunctions,  # keeps what is captured; of these readers alone
         token_ids: Tensor | None,
-        depths: int,
+        depths: int,  # of a call
         width: int = WIDTH,
         most_rows: int = MOST_ROWS,
     ) -> None:
-        """
-        Args:
-            functions: keeps what is captured; of these readers alone.
-            depths: of a call.
-        """
         self.reader, self.functions, self.token_ids = reader, functions, token_ids
         self.depths, self.width, self.most_rows = depths, width, most_rows
 

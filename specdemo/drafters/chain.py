@@ -33,7 +33,7 @@ def draw_chain(
     begun: Sequence[Drawn] = (),
     all_pass: float = 1.0,
 ) -> Generator[PendingPass, Tensor, Draft]:
-    """Draw at most k tokens one after another, the first for `position`. See `Drafter.drafting`.
+    """Draw at most k tokens one after another, the first for `position`.
 
     The chain may have `begun` with tokens of the whole target's vocabulary; `all_pass` is then the chance of these.
 
@@ -95,8 +95,8 @@ def draws(
 
 
 def captured_chain(
-    following: Callable[..., NextLogits],
-    functions: CapturedFunctions,
+    following: Callable[..., NextLogits],  # from what is `given` at the beginning, tensors, the logits of each token
+    functions: CapturedFunctions,  # keeps what is captured; of this `following` alone
     given: Sequence[Tensor],
     k: int,
     rule: Rule,
@@ -104,12 +104,7 @@ def captured_chain(
     token_ids: Tensor | None,
     vocab_size: int,
 ) -> Draft:
-    """The chain of `draw_chain` on a GPU, all of its draws and the passes between them by one captured call.
-
-    Args:
-        following: from what is given at the beginning, tensors, the logits of each token.
-        functions: keeps what is captured; of this `following` alone.
-    """
+    """The chain of `draw_chain` on a GPU, all of its draws and the passes between them by one captured call."""
 
     def call(k: int, numbers: Tensor | None, *begun: Tensor) -> tuple[Any, ...]:
         drawn = alone(draws(following(*begun), k, rule, numbers, token_ids, vocab_size))

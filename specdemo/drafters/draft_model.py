@@ -50,8 +50,6 @@ class DraftModel(Drafter):
     Its cache holds the context and the draft without its last token, which was never read. `observe` keeps
     what was accepted. The first pass of the next proposal reads what is unread then: one token, or two after
     a fully accepted draft.
-
-    The logits are fitted to the target's `vocab_size` before they become probabilities.
     """
 
     name = "draft-model"
@@ -174,9 +172,8 @@ class LayerSkip(DraftModel):
 
 
 class TextDraftModel(Drafter):
-    """A draft model with another tokenizer: it drafts text, which is encoded again for the target.
-
-    Universal assisted generation; Timor et al., arXiv 2502.05202, algorithm 2 (string-level exact match).
+    """A draft model with another tokenizer: it drafts text, which is encoded again for the target (universal assisted
+    generation; Timor et al., arXiv 2502.05202, algorithm 2, string-level exact match).
 
     It writes K of its own tokens, the likeliest each time, and proposes their text.
 

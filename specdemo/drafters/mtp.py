@@ -34,11 +34,6 @@ class MtpHead:
     """
 
     def __init__(self, layer: MtpModel, final_norm: Module, target_layers: int) -> None:
-        """
-        Args:
-            final_norm: the target's.
-            target_layers: how many decoder layers the target has.
-        """
         self.layer, self.final_norm, self.target_layers = layer, final_norm, target_layers
         weight = layer.layers[0].eh_proj.weight
         self.device, self.dtype = weight.device, weight.dtype

@@ -96,8 +96,7 @@ class SuffixAutomaton:
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
         """Read a token of another text: the state and the length of the longest end of it that occurs in this one.
 
-        Args:
-            state, matched: the same of the text before that token; at first `ROOT` and 0.
+        `state` and `matched` are the same of the text before that token, at first `ROOT` and 0.
         """
         while token not in self.following[state]:
             if state == ROOT:
@@ -142,7 +141,7 @@ class SuffixMatch(NamedTuple):
 
 
 class Suffix(Drafter):
-    """Drafts what followed the longest end of the text that occurred before, in the text or in a remembered one.
+    """Drafts what followed the longest end of the text that occurred before, in the text or in a `remembered` answer.
 
     >>> Suffix().propose([1, 2, 3, 4, 9, 1, 2, 3], k=3).token_ids
     [4, 9, 1]
@@ -153,10 +152,6 @@ class Suffix(Drafter):
     name = "suffix"
 
     def __init__(self, remembered: Sequence[Sequence[int]] = ()) -> None:
-        """
-        Args:
-            remembered: the tokens of earlier answers.
-        """
         self._earlier = SuffixAutomaton()
         for token_ids in remembered:
             self._earlier.extend([*token_ids, AFTER])

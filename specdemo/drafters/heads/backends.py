@@ -39,17 +39,12 @@ class TorchBackend:
 
     If passes are captured, the number of live entries is on the device. The shapes of all operations are then the same
     at every length of the text, and attention reads the whole cache through a mask.
-
-    Attributes:
-        capacity: of the cache, in entries.
-        dtype: of what `run` returns.
-        logits: those of the draft vocabulary, [T, hidden] -> [T, V'].
     """
 
     def __init__(
         self, head: LayeredHead, logits: Callable[[Tensor], Tensor], capacity: int, like: Tensor, captured: bool
     ) -> None:
-        """The cache has the type and is on the device of `like`."""
+        """`logits` gives those of outputs. The cache has the type and is on the device of `like`."""
         shape, rope = head.shape, Rope(head.rope.frequencies.to(like.device), head.rope.scale)
         self.head, self.logits = head, logits
         self.capacity, self.dtype, self.captured = capacity, like.dtype, captured

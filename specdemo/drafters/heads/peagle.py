@@ -1,4 +1,4 @@
-"""P-EAGLE: an EAGLE-3 head of several layers that fills all places of a draft in one pass (arXiv 2602.01469)."""
+"""P-EAGLE (Hui et al., arXiv 2602.01469): an EAGLE-3 head of several layers that fills all places in one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_READ = 512  # tokens of a prompt in a pass, since the mask of their attenti
 
 
 class PEagleHead(EagleHead):
-    """P-EAGLE (Hui et al., arXiv 2602.01469): EAGLE-3 in which one pass fills all places of a draft.
+    """An EAGLE-3 head with more layers and a mask for each place of a draft but the first.
 
     The first layer reads pairs as EAGLE's does, further ones are plain. A pair of a place after the first is the mask
     token's embedding and `mask_hidden` [states], a learned vector that is fused as the target's hidden states are. A

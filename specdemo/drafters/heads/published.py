@@ -77,7 +77,6 @@ class PublishedHead:
         raise BadInput(f"{self.name} has no weights: its folder has neither {WEIGHTS} nor {PICKLES[0]}.")
 
     def take(self, key: str, *wanted: int) -> Tensor:
-        """The tensor of that name and shape."""
         tensor = self.left.pop(key, None)
         if tensor is None:
             raise BadInput(f"{self.name} lacks the tensor {key} of shape {list(wanted)}.")

@@ -29,25 +29,17 @@ WholeOr0 = Annotated[int, Field(strict=True, ge=0, le=MOST, description=NUMBER)]
 
 
 class Format(NamedTuple):
-    """A format of published heads.
-
-    Attributes:
-        kind: the kind of head that reads it.
-        method: eagle3, peagle, dflash, dflash2, dspark or medusa.
-        layers: the setting that names the target's layers that the head reads.
-        ahead: how much larger its numbers are than those of the layers. A place in transformers' `hidden_states` is 1
-            ahead, since the embeddings come first.
-        library: whether it is of the library speculators, which keeps the sizes of the decoder layers in a table.
-        target: the target that the head names.
-    """
+    """A format of published heads."""
 
     name: str
-    kind: str
-    method: str
-    layers: str = ""
+    kind: str  # of head that reads it
+    method: str  # eagle3, peagle, dflash, dflash2, dspark or medusa
+    layers: str = ""  # the setting that names the target's layers that the head reads
+    # How much larger its numbers are than those of the layers: 1 for places in transformers' `hidden_states`, where the
+    # embeddings come first.
     ahead: int = 0
-    library: bool = False
-    target: str | None = None
+    library: bool = False  # it is of the library speculators, which keeps the sizes of the decoder layers in a table
+    target: str | None = None  # that the head names
 
 
 FORMATS = (
@@ -75,7 +67,6 @@ def head_name(folder: Path) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in the folder of a head."""
     path = folder / CONFIG
     if not path.is_file():
         raise BadInput(f"There is no head in the folder {folder}: it has no {CONFIG}.")
@@ -184,15 +175,12 @@ class PublishedConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """What a head must fit: the target's vocabulary V, hidden size and number of layers.
-
-    `final_norm` are the weight [hidden] and the epsilon of its final RMS norm, where that is known.
-    """
+    """What a head must fit of its target."""
 
     vocab_size: int
     hidden: int
     layers: int
-    final_norm: tuple[Tensor, float] | None = None
+    final_norm: tuple[Tensor, float] | None = None  # weight [hidden] and epsilon of its final RMS norm, where known
 
 
 class ShapeReader:
@@ -331,7 +319,6 @@ class ShapeReader:
         return {"conv_taps": taps, "conv_group": group, "candidates": count, "selector_rank": config.selector_rank}
 
     def _state_layers(self) -> tuple[int, ...]:
-        """The target's layers that the head reads."""
         config, count, ahead = self.config, self.target.layers, self.format.ahead
         ids = getattr(config, self.format.layers)
         if self.format.kind != "block" and not ids:
@@ -355,7 +342,6 @@ class ShapeReader:
         return tuple(number - ahead for number in ids)
 
     def _windows(self) -> tuple[int, ...]:
-        """How many tokens each layer attends to."""
         depth, window = self.config.num_hidden_layers, self.config.sliding_window
         types = self.config.layer_types or [FULL] * depth
         if len(types) != depth or not set(types) <= {FULL, SLIDING} or (SLIDING in types and not window):

@@ -60,10 +60,10 @@ class ReadyHead(Generic[H]):
     """A head tied to its target: packed, in the target's number types, with the target's embeddings.
 
     `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. A head may
-    have its own instead. If passes are captured, `slots` holds those of the head.
+    have its own instead.
     """
 
-    slots: HeadSlots | None = None
+    slots: HeadSlots | None = None  # if its passes are captured
 
     def __init__(self, head: H, embedding: Weight, output: Weight) -> None:
         own = None if head.own_embedding is None else head.own_embedding.to(embedding.device, embedding.dtype)
@@ -125,12 +125,9 @@ class ReadyHead(Generic[H]):
 
 
 class HeadPasses(Slot):
-    """What a kind of head computes in a run. A slot of captured passes serves run after run.
+    """What a kind of head computes in a run. A slot of captured passes serves run after run."""
 
-    `functions` keep its captured chains; None if nothing is captured.
-    """
-
-    functions: CapturedFunctions | None = None
+    functions: CapturedFunctions | None = None  # keeps its captured chains; None if nothing is captured
     start_is_one_pass = True  # and gives logits, so that texts can be read together; else each has passes of its own
 
     def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
@@ -267,7 +264,7 @@ class StartPass(HeadPass):
 
 
 class LayeredPasses(HeadPasses):
-    """The passes of a head with decoder layers, run by a backend."""
+    """The passes of a head with decoder layers."""
 
     def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
         self.backend = ready.backend(capacity, captured)
