@@ -35,8 +35,7 @@ class ModelTree:
         self.state: Sequence[Tensor] = (paths_of_text(passes.ids.device),)
 
     def begin(self, *given: Tensor) -> Tensor:
-        (logits,) = given
-        return fitted(logits, self.vocab_size)
+        return fitted(given[0], self.vocab_size)
 
     def read(self, growth: Growth) -> Tensor:
         paths = paths_of(growth, *self.state)

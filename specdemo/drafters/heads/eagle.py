@@ -44,8 +44,7 @@ class EaglePasses(LayeredPasses):
         return (self.first(states, tokens),)
 
     def following(self, *given: Tensor) -> NextLogits:
-        (logits,) = given
-        return lambda drawn: EaglePasses.next(self, drawn[-1]) if drawn else logits  # not the captured `next`
+        return lambda drawn: EaglePasses.next(self, drawn[-1]) if drawn else given[0]  # not the captured `next`
 
     def state(self) -> tuple[Tensor, ...]:
         return (self.output, *super().state())
@@ -119,8 +118,7 @@ class EagleTree:
         self.state: Sequence[Tensor] = passes.output, paths_of_text(passes.output.device)
 
     def begin(self, *given: Tensor) -> Tensor:
-        (logits,) = given
-        return logits
+        return given[0]
 
     def read(self, growth: Growth) -> Tensor:
         outputs, paths = self.state

@@ -251,25 +251,20 @@ class BlockLayer(HeadLayer):
         both, other = self.q.state_dict(), self.kv.state_dict()
         self.qkv.load_state_dict({name: torch.cat([both[name], other[name]]) for name in both}, assign=True)
 
-    def query(self, x: Tensor, by: Rotation) -> Tensor:
+    def query(self, normed: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
-        return self.query_of(self.attention_norm(x), by)
-
-    def query_of(self, normed: Tensor, by: Rotation) -> Tensor:
         q = self.q(normed).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
         return rotate(self.q_norm(q) if self.q_norm else q, by)
 
-    def keys_values(self, x: Tensor, by: Rotation, context: bool) -> tuple[Tensor, Tensor]:
+    def keys_values(self, normed: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
         """Of block tokens or of the context's fused states, [..., T, hidden] -> twice [..., kv_heads, T, width]."""
-        return self.keys_values_of(self.attention_norm(x) if self.shape.normed_context or not context else x, by)
-
-    def keys_values_of(self, normed: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
         k, v = self.kv(normed).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
         return rotate(self.k_norm(k) if self.k_norm else k, by), v
 
     def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`. There is no second input. All tokens have an output (a block) or none (the context)."""
-        return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
+        normed = self.attention_norm(x) if outputs or self.shape.normed_context else x
+        return (self.query(normed, by) if outputs else x[..., :0, :]), *self.keys_values(normed, by)
 
 
 class BlockConvolution(nn.Module):
@@ -312,7 +307,7 @@ class ConvolvedLayer(BlockLayer):
             return super().attention_inputs(x, second, by, outputs)
         normed = self.attention_norm(x)
         normed = convolved(normed, self.attention_conv.kernels(normed)[0])
-        return self.query_of(normed, by), *self.keys_values_of(normed, by)
+        return self.query(normed, by), *self.keys_values(normed, by)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The kernels after the attention are computed again: a layer keeps nothing between its two calls."""

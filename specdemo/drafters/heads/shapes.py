@@ -20,10 +20,7 @@ EACH, ALL, NONE = "each", "all", "none"  # of the target's states are normed bef
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The sizes of a head with decoder layers.
-
-    Fields with a default are for published heads (`published`); the default is that of the heads trained here.
-    """
+    """Fields with a default are for published heads (`published`); the default is that of the heads trained here."""
 
     vocab_size: int  # V, the target's
     hidden: int  # the head's hidden size
