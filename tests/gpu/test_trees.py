@@ -11,6 +11,7 @@ from torch import Tensor
 from specdemo.bench.models import WITH_HEADS, capture_for, random_head
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.captured_trees import CapturedTrees
+from specdemo.drafters.heads.ready import HeadSlots
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.types import MAX_NODES, Draft, Settings
 from tests.harness.classes import GraphRunner
@@ -48,7 +49,7 @@ def test_a_captured_head_grows_trees_of_the_same_values(device: torch.device, na
     prompt = torch.randint(target.config.vocab_size, (40,)).tolist()
     for capture in (None, capture_for(device)):
         if capture:
-            ready.capture(kind.passes, capture)
+            ready.slots = HeadSlots(ready, kind.passes, capture)
         runner = GraphRunner(graphs, 200)
         drafter = kind(ready, runner, rule_for(ASKED[1]))
         runner.prefill(prompt[:-1])

@@ -25,7 +25,7 @@ from ..tree import grow_by_depth
 from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes
-from .ready import FilledPlaces, HeadPasses, ReadyHead
+from .ready import FilledPlaces, HeadPasses, HeadSlots, ReadyHead
 
 log = logging.getLogger(__name__)
 DEEPEST = 8  # the most tokens on a path of a tree, where all places are filled at once
@@ -84,7 +84,7 @@ class HeadDrafter(Drafter):
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
         """Capture a head's passes. If that fails, they run uncaptured."""
         try:
-            ready.capture(cls.passes, capture)
+            ready.slots = HeadSlots(ready, cls.passes, capture)
         except torch.OutOfMemoryError:
             raise
         except Exception:

@@ -35,10 +35,7 @@ class EaglePasses(LayeredPasses):
         self.output = ready.zeros(1, ready.head.shape.hidden, dtype=self.backend.dtype)
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextPass:
-        def next_pass(drawn: Sequence[Tensor]) -> EaglePass:
-            return EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
-
-        return next_pass
+        return lambda drawn: EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         return (self.first(states, tokens),)

@@ -119,10 +119,6 @@ class ReadyHead(Generic[H]):
         logits: list[Tensor] = passes[0].passes.read_all(passes)
         return logits
 
-    def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
-        """Capture the passes of one run now, and of further ones when they begin."""
-        self.slots = HeadSlots(self, passes, capture)
-
 
 class HeadPasses(Slot):
     """What a kind of head computes in a run. A slot of captured passes serves run after run."""
@@ -194,6 +190,8 @@ class HeadPasses(Slot):
 
 
 class HeadSlots(SlotPool[HeadPasses]):
+    """Captures the passes of one run now, and of further ones when they begin."""
+
     def __init__(self, ready: ReadyHead[Any], kind: type[HeadPasses], capture: Capture) -> None:
         self.ready, self.kind, self.capture = ready, kind, capture
         super().__init__(1)

@@ -80,12 +80,11 @@ def rope_of(shape: HeadShape) -> Rope:
         return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
     from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
 
-    longest = shape.rope.get("original_max_position_embeddings")
     config = PreTrainedConfig(
         rope_parameters=dict(shape.rope),
         head_dim=shape.width,
         hidden_size=shape.heads * shape.width,
         num_attention_heads=shape.heads,
-        max_position_embeddings=longest,
+        max_position_embeddings=shape.rope.get("original_max_position_embeddings"),
     )
     return Rope.of(config, torch.device("cpu"))
