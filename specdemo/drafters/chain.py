@@ -26,14 +26,15 @@ def draw_chain(
     next_logits: NextPass,
     k: int,
     rule: Rule,
-    position: int,
+    position: int | Tensor | None,
     token_ids: Tensor | None = None,
     vocab_size: int = 0,
     stop_below: float = 0.0,
     begun: Sequence[Drawn] = (),
     all_pass: float = 1.0,
 ) -> Generator[PendingPass, Tensor, Draft]:
-    """Draw at most k tokens one after another, the first for `position`.
+    """Draw at most k tokens one after another, the first for `position`. Captured work, which reads no position on the
+    host, is given the numbers of all instead (`Rule.draft_numbers`).
 
     The chain may have `begun` with tokens of the whole target's vocabulary; `all_pass` is then the chance of these.
 
@@ -50,23 +51,7 @@ def draw_chain(
     no such token. `Draft.probs` are then masked too: they are what the tokens were drawn from. Since the mask depends
     on the tokens before it only, so does where the draft ends, and the text keeps its distribution.
     """
-    numbers = rule.draft_numbers(range(position, position + k))
-    drawn = yield from draws(next_logits, k, rule, numbers, token_ids, vocab_size, stop_below, begun, all_pass)
-    return chain_of(drawn, rule, token_ids, vocab_size)
-
-
-def draws(
-    next_logits: NextPass,
-    k: int,
-    rule: Rule,
-    numbers: Tensor | None,
-    token_ids: Tensor | None,
-    vocab_size: int,
-    stop_below: float = 0.0,
-    begun: Sequence[Drawn] = (),
-    all_pass: float = 1.0,
-) -> Generator[PendingPass, Tensor, list[Drawn]]:
-    """The tokens of `draw_chain`, drawn with these numbers (`Rule.draft_numbers`)."""
+    numbers = rule.draft_numbers(range(position, position + k)) if isinstance(position, int) else position
     drawn = [*begun]
     tokens = [token.column for token in begun]
     following = rule.constraint.fork() if rule.constraint else None
@@ -91,7 +76,7 @@ def draws(
             all_pass *= rule.confidence(logits, drawn[-1])
             if all_pass < stop_below:
                 break
-    return drawn
+    return chain_of(drawn, rule, token_ids, vocab_size)
 
 
 def captured_chain(
@@ -107,8 +92,7 @@ def captured_chain(
     """The chain of `draw_chain` on a GPU, all of its draws and the passes between them by one captured call."""
 
     def call(k: int, numbers: Tensor | None, *begun: Tensor) -> tuple[Any, ...]:
-        drawn = alone(draws(following(*begun), k, rule, numbers, token_ids, vocab_size))
-        draft = chain_of(drawn, rule, token_ids, vocab_size)
+        draft = alone(draw_chain(following(*begun), k, rule, numbers, token_ids, vocab_size))
         return draft.token_ids, draft.probs, draft.q, [probs for probs, _ in draft.drawn_from]
 
     numbers = rule.draft_numbers(range(position, position + k))
@@ -117,7 +101,7 @@ def captured_chain(
     return Draft(tokens, probs, q, drawn_from=[(row, token_ids) for row in each])
 
 
-def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None, vocab_size: int = 0) -> Draft:
+def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None, vocab_size: int) -> Draft:
     """The draft of tokens that were drawn one after another."""
     if not drawn:
         return Draft()

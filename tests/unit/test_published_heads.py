@@ -21,7 +21,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdemo.decoding.drafter import DrafterParts, alone, answered
 from specdemo.drafters import chain
-from specdemo.drafters.chain import draws
+from specdemo.drafters.chain import draw_chain
+from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads import peagle
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
@@ -116,9 +117,10 @@ def drafts_of(
             seen.append(alone(answered(next_logits(drawn)))[0].float())
             return seen[-1][None]
 
-        return draws(watching, *rest)
+        return draw_chain(watching, *rest)
 
-    monkeypatch.setattr(chain, "draws", watched)
+    for module in (chain, head_drafter):
+        monkeypatch.setattr(module, "draw_chain", watched)
     text = torch.randint(0, MODEL_VOCAB, (11,), generator=torch.Generator().manual_seed(3)).tolist()
     drafter, rounds = head_after(toy, kind.name, text, Settings(temperature=0)), []
     for accepted in (2, 0, k, 1):
