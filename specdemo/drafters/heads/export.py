@@ -77,10 +77,9 @@ def _config(head: LayeredHead, target: tuple[str, str], dtype: str) -> dict[str,
     shape, (name, architecture) = head.shape, target
     eagle = head.kind == "eagle"
     method = "eagle3" if eagle else "dflash2" if shape.candidates else "dspark" if shape.rank else "dflash"
-    drafted = DRAFTED if eagle else shape.most_drafted
     proposal = {
         "proposal_type": "greedy",
-        "speculative_tokens": drafted,
+        "speculative_tokens": DRAFTED if eagle else shape.most_drafted,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
