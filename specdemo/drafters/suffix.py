@@ -28,18 +28,14 @@ LEAST = 0.5  # a draft ends before a token that makes it less likely than this, 
 
 
 class SuffixAutomaton:
-    """What followed every earlier stretch of a growing text, and how often.
-
-    `following[state]` gives the state after each token that followed, `lengths[state]` the length of the longest
-    stretch of a state, `links[state]` the state of its longest suffix that ends at more places, and `counts[state]`
-    how often its stretches occurred, which is exact up to `LONGEST` tokens.
-    """
+    """What followed every earlier stretch of a growing text, and how often."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
-        self.following: list[dict[int, int]] = [{}]
-        self.lengths = [0]
-        self.links = [-1]
-        self.counts = [0]
+        # By state:
+        self.following: list[dict[int, int]] = [{}]  # the state after each token that followed
+        self.lengths = [0]  # of its longest stretch
+        self.links = [-1]  # the state of the longest suffix of that stretch that ends at more places
+        self.counts = [0]  # how often its stretches occurred, which is exact up to `LONGEST` tokens
         self._whole = ROOT  # the state of the whole text
         self._end = ROOT  # the state of its last `LONGEST` tokens
         self.extend(token_ids)
@@ -147,6 +143,12 @@ class Suffix(Drafter):
     [4, 9, 1]
     >>> Suffix([[5, 6, 7, 8]]).propose([1, 2, 5, 6], k=3).token_ids
     [7, 8]
+
+    A tree holds the tokens with the largest values first, see `tree`:
+
+    >>> draft = Suffix().propose([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 1, 2], 4, DraftOptions(depth=2))
+    >>> draft.token_ids, draft.parents
+    ([3, 4, 9, 8], [-1, -1, 0, 0])
     """
 
     name = "suffix"
@@ -172,9 +174,10 @@ class Suffix(Drafter):
         return SuffixMatch(self._text, *here) if here[1] >= earlier[1] else SuffixMatch(self._earlier, *earlier)
 
     def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
-        if options.depth is not None:
-            return self._tree(context, k, options.depth, options.stop_below)
         at = self.match(context)
+        if options.depth is not None:
+            depth = min(options.depth, FACTOR * at.length)
+            return grow(at, lambda match: match.following(WIDTH), k, depth, options.stop_below) if depth else Draft()
         most, all_pass = min(k, FACTOR * at.length), 1.0
         token_ids: list[int] = []
         while len(token_ids) < most and (child := next(at.following(1), None)):
@@ -184,14 +187,3 @@ class Suffix(Drafter):
                 break
             token_ids.append(token)
         return Draft(token_ids)
-
-    def _tree(self, context: Sequence[int], nodes: int, depth: int, stop_below: float) -> Draft:
-        """What followed, the tokens with the largest values first, see `tree`.
-
-        >>> draft = Suffix().propose([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 1, 2], 4, DraftOptions(depth=2))
-        >>> draft.token_ids, draft.parents
-        ([3, 4, 9, 8], [-1, -1, 0, 0])
-        """
-        at = self.match(context)
-        depth = min(depth, FACTOR * at.length)
-        return grow(at, lambda match: match.following(WIDTH), nodes, depth, stop_below) if depth else Draft()

@@ -21,15 +21,11 @@ from .networks import EagleHead, LayeredHead, doubled
 
 
 class Placed(NamedTuple):
-    """Where the T tokens of a pass stand: the entries that they write, and the positions by which they are rotated.
+    """Where the T tokens of a pass stand: slices, or tensors [T] in captured passes and in trees."""
 
-    Both are slices, or tensors [T] in captured passes and in trees. `paths` [T, MOST_ROWS] are the entries that the
-    tokens of a tree see after the live ones; None in a chain.
-    """
-
-    entries: Any
-    positions: Any
-    paths: Tensor | None = None
+    entries: Any  # that they write
+    positions: Any  # by which they are rotated
+    paths: Tensor | None = None  # [T, MOST_ROWS], the entries that the tokens of a tree see after the live ones
 
 
 class TorchBackend:

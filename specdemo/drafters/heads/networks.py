@@ -75,20 +75,19 @@ class HeadLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """A small network that drafts from the target's own hidden states. `norm` goes before its output layer.
+    """A small network that drafts from the target's own hidden states.
 
-    Its embedding and its output layer are rows of the target's (`ReadyHead`), neither trained nor stored. A published
-    head may have its `own_embedding` [V, hidden] and `own_output` [V', hidden]. `token_ids` [V'] are the target's
-    tokens that it can draft, the most frequent ones, in rising order.
+    Its embedding and its output layer are rows of the target's (`ReadyHead`), neither trained nor stored, but a
+    published head may have its own.
     """
 
     kind: ClassVar[str]
     shape: Any  # `HeadShape` or `MedusaShape`
-    token_ids: Tensor
+    token_ids: Tensor  # [V'], the target's tokens that it can draft, the most frequent ones, in rising order
     state_norm: nn.Parameter | None
-    norm: nn.RMSNorm
-    own_embedding: Tensor | None = None
-    own_output: Tensor | None = None
+    norm: nn.RMSNorm  # before the output layer
+    own_embedding: Tensor | None = None  # [V, hidden]
+    own_output: Tensor | None = None  # [V', hidden]
     place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a draft, where they differ
     in_library: bool = True  # the C library can run its layers
 
