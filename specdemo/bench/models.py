@@ -24,7 +24,7 @@ from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block
 from ..drafters.heads.drafter import HeadDrafter
 from ..drafters.heads.eagle import Eagle
-from ..drafters.heads.ready import ReadyHead
+from ..drafters.heads.ready import HeadSlots, ReadyHead
 from ..drafters.heads.shapes import HeadShape
 from ..engines.choose import ops_for
 from ..engines.families import head_width
@@ -156,5 +156,5 @@ def random_head(kind: type[HeadDrafter], target: PreTrainedModel, capture: Captu
     shape = HeadShape(vocab, config.hidden_size, (0, last // 2, last), min(vocab, DRAFT_VOCAB), 2, *layer, 1e-5)
     ready = ReadyHead(kind.network(shape), *embeddings(dict(target.named_parameters())))
     if capture:
-        ready.capture(kind.passes, capture)
+        ready.slots = HeadSlots(ready, kind.passes, capture)
     return ready

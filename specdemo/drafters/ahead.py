@@ -66,15 +66,15 @@ class Branch:
 
 
 class DraftingAhead(Drafter):
-    """A draft model that prepares the next draft in a thread of its own. See `Settings.ahead`.
+    """A draft model that prepares the next draft in a thread of its own. See `Settings.ahead`."""
 
-    Attributes:
-        in_turn: prepare before the target verifies, so that each can be timed by itself.
-    """
+    in_turn = False  # prepare before the target verifies, so that each can be timed by itself
 
-    in_turn = False
-
-    def __init__(self, drafter: DraftModel, target: Runner, rule: Rule) -> None:
+    def __init__(self, drafter: Drafter, target: Runner, rule: Rule) -> None:
+        if not isinstance(drafter, DraftModel):
+            raise BadInput("A draft model with another tokenizer cannot draft ahead.")
+        if reason := drafter.runner.cannot_branch:
+            raise BadInput(f"The draft model cannot draft ahead: {reason}.")
         self.drafter, self.rule, self.name = drafter, rule, drafter.name  # type: ignore[misc]
         self._stop_below = 0.0  # of the last draft
         device = drafter.runner.device
@@ -88,14 +88,6 @@ class DraftingAhead(Drafter):
         self._seconds = 0.0
         self._hit: Branch | None = None
         self._tests, self._passed, self._late = 2 * PRIOR, PRIOR, 0
-
-    @classmethod
-    def over(cls, drafter: Drafter, target: Runner, rule: Rule) -> DraftingAhead:
-        if not isinstance(drafter, DraftModel):
-            raise BadInput("A draft model with another tokenizer cannot draft ahead.")
-        if reason := drafter.runner.cannot_branch:
-            raise BadInput(f"The draft model cannot draft ahead: {reason}.")
-        return cls(drafter, target, rule)
 
     def propose(
         self, context: Sequence[int], k: int, options: DraftOptions = CHAIN

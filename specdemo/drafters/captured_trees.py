@@ -23,27 +23,18 @@ VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table
 
 
 class Growth(NamedTuple):
-    """The best tokens of a tree up to a depth, and those of this depth that are to be read.
+    """The best tokens of a tree up to a depth, and those of this depth that are to be read."""
 
-    Attributes:
-        table: float64 [4, N]. Column 0 is the text, with the value and the share 1, or NaN if some logits were not
-            finite. The tokens follow, the largest value first, so a parent comes before its children. Those with the
-            value 0 are none. Parents are columns.
-        places: the columns of the tokens to read, int64 [W].
-        rows: the rows of the pass over the last depth that read their parents, int64 [W].
-        real: whether there is such a token, bool [W]. The others are copies of the last one.
-        slots: where each is read: its place among all rows that were read for this tree, int64 [W].
-        read: the number of these rows, int64 [1].
-        depth: how many ancestors these tokens have, int64 [1].
-    """
-
+    # float64 [4, N]. Column 0 is the text, with the value and the share 1, or NaN if some logits were not finite. The
+    # tokens follow, the largest value first, so a parent comes before its children. Those with the value 0 are none.
+    # Parents are columns.
     table: Tensor
-    places: Tensor
-    rows: Tensor
-    real: Tensor
-    slots: Tensor
-    read: Tensor
-    depth: Tensor
+    places: Tensor  # the columns of the tokens to read, int64 [W]
+    rows: Tensor  # the rows of the pass over the last depth that read their parents, int64 [W]
+    real: Tensor  # whether there is such a token, bool [W]; the others are copies of the last one
+    slots: Tensor  # where each is read: its place among all rows that were read for this tree, int64 [W]
+    read: Tensor  # the number of these rows, int64 [1]
+    depth: Tensor  # how many ancestors these tokens have, int64 [1]
 
     @classmethod
     def of_text(cls, nodes: int, device: torch.device) -> Growth:
@@ -77,8 +68,7 @@ class Growth(NamedTuple):
 def paths_of(growth: Growth, before: Tensor) -> Tensor:
     """The slots that the tokens to read see, in the form of `engines.rows.branches_of`, uint8 [W, MOST_ROWS].
 
-    Args:
-        before: the same of the last depth, [W', MOST_ROWS], or of the text.
+    `before` is the same of the last depth, [W', MOST_ROWS], or of the text.
     """
     along = torch.arange(MOST_ROWS, device=before.device)
     return torch.where(along < growth.depth, before[growth.rows], growth.slots[:, None].byte())
@@ -131,17 +121,12 @@ class CapturedTrees:
     def __init__(
         self,
         reader: Callable[[], Reader],
-        functions: CapturedFunctions,
+        functions: CapturedFunctions,  # keeps what is captured; of these readers alone
         token_ids: Tensor | None,
-        depths: int,
+        depths: int,  # of a call
         width: int = WIDTH,
         most_rows: int = MOST_ROWS,
     ) -> None:
-        """
-        Args:
-            functions: keeps what is captured; of these readers alone.
-            depths: of a call.
-        """
         self.reader, self.functions, self.token_ids = reader, functions, token_ids
         self.depths, self.width, self.most_rows = depths, width, most_rows
 

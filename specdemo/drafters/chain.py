@@ -25,14 +25,15 @@ def draw_chain(
     next_logits: NextPass,
     k: int,
     rule: Rule,
-    position: int,
+    position: int | Tensor | None,
     token_ids: Tensor | None = None,
     vocab_size: int = 0,
     stop_below: float = 0.0,
     begun: Sequence[Drawn] = (),
     all_pass: float = 1.0,
 ) -> Generator[PendingPass, Tensor, Draft]:
-    """Draw at most k tokens one after another, the first for `position`. See `Drafter.drafting`.
+    """Draw at most k tokens one after another, the first for `position`. Captured work, which reads no position on the
+    host, is given the numbers of all instead (`Rule.draft_numbers`).
 
     The chain may have `begun` with tokens of the whole target's vocabulary; `all_pass` is then the chance of these.
 
@@ -49,23 +50,7 @@ def draw_chain(
     no such token. `Draft.probs` are then masked too: they are what the tokens were drawn from. Since the mask depends
     on the tokens before it only, so does where the draft ends, and the text keeps its distribution.
     """
-    numbers = rule.draft_numbers(range(position, position + k))
-    drawn = yield from draws(next_logits, k, rule, numbers, token_ids, vocab_size, stop_below, begun, all_pass)
-    return chain_of(drawn, rule, token_ids, vocab_size)
-
-
-def draws(
-    next_logits: NextPass,
-    k: int,
-    rule: Rule,
-    numbers: Tensor | None,
-    token_ids: Tensor | None,
-    vocab_size: int,
-    stop_below: float = 0.0,
-    begun: Sequence[Drawn] = (),
-    all_pass: float = 1.0,
-) -> Generator[PendingPass, Tensor, list[Drawn]]:
-    """The tokens of `draw_chain`, drawn with these numbers (`Rule.draft_numbers`)."""
+    numbers = rule.draft_numbers(range(position, position + k)) if isinstance(position, int) else position
     drawn = [*begun]
     tokens = [token.column for token in begun]
     following = rule.constraint.fork() if rule.constraint else None
@@ -90,44 +75,32 @@ def draws(
             all_pass *= rule.confidence(logits, drawn[-1])
             if all_pass < stop_below:
                 break
-    return drawn
+    return chain_of(drawn, rule, token_ids, vocab_size)
 
 
-class CapturedChains:
-    """Draws chains on a GPU, all of their draws and the passes between them by one captured call for each length."""
+def captured_chain(
+    following: Callable[..., NextLogits],  # from what is `given` at the beginning, tensors, the logits of each token
+    functions: CapturedFunctions,  # keeps what is captured; of this `following` alone
+    given: Sequence[Tensor],
+    k: int,
+    rule: Rule,
+    position: int,
+    token_ids: Tensor | None,
+    vocab_size: int,
+) -> Draft:
+    """The chain of `draw_chain` on a GPU, all of its draws and the passes between them by one captured call."""
 
-    def __init__(
-        self,
-        following: Callable[..., NextLogits],
-        functions: CapturedFunctions,
-        token_ids: Tensor | None,
-        vocab_size: int,
-    ) -> None:
-        """
-        Args:
-            following: from what is given at the beginning, tensors, the logits of each token.
-            functions: keeps what is captured; of this `following` alone.
-        """
-        self.following, self.functions = following, functions
-        self.token_ids, self.vocab_size = token_ids, vocab_size
+    def call(k: int, numbers: Tensor | None, *begun: Tensor) -> tuple[Any, ...]:
+        draft = alone(draw_chain(following(*begun), k, rule, numbers, token_ids, vocab_size))
+        return draft.token_ids, draft.probs, draft.q, [probs for probs, _ in draft.drawn_from]
 
-    def draw(self, given: Sequence[Tensor], k: int, rule: Rule, position: int) -> Draft:
-        """See `draw_chain`."""
-        numbers = rule.draft_numbers(range(position, position + k))
-        call = self.functions(rule.kind, self._call_by(rule))
-        tokens, probs, q, each = call(k, numbers if numbers is None else to_device(numbers, given[0].device), *given)
-        return Draft(tokens, probs, q, drawn_from=[(row, self.token_ids) for row in each])
-
-    def _call_by(self, rule: Rule) -> Callable[..., tuple[Any, ...]]:
-        def call(k: int, numbers: Tensor | None, *given: Tensor) -> tuple[Any, ...]:
-            drawn = alone(draws(self.following(*given), k, rule, numbers, self.token_ids, self.vocab_size))
-            draft = chain_of(drawn, rule, self.token_ids, self.vocab_size)
-            return draft.token_ids, draft.probs, draft.q, [probs for probs, _ in draft.drawn_from]
-
-        return call
+    numbers = rule.draft_numbers(range(position, position + k))
+    numbers = numbers if numbers is None else to_device(numbers, given[0].device)
+    tokens, probs, q, each = functions(rule.kind, call)(k, numbers, *given)
+    return Draft(tokens, probs, q, drawn_from=[(row, token_ids) for row in each])
 
 
-def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None, vocab_size: int = 0) -> Draft:
+def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None, vocab_size: int) -> Draft:
     """The draft of tokens that were drawn one after another."""
     if not drawn:
         return Draft()

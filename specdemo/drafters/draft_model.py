@@ -1,27 +1,29 @@
-"""A draft model: a smaller language model with the target's tokenizer (Leviathan 2023, Chen 2023)."""
+"""Draft models: a smaller language model (Leviathan 2023, Chen 2023), or the first layers of the target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from ..decoding.acceptance import Answer
+from ..decoding.acceptance import DRAFTER_OVERFLOWED, Answer
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Needs
-from ..decoding.parts import DrafterParts
+from ..decoding.parts import DrafterParts, Translator
 from ..decoding.rule import Drawn, Rule
+from ..decoding.sampling import largest
 from ..engines.gpu.graph import CapturedPasses, GraphRunner
 from ..engines.passes import PendingPass
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, Runner
-from ..types import BadInput, Draft
+from ..types import BadInput, Draft, NotFinite
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
-from .chain import CapturedChains, draw_chain, fitted
-from .text_draft_model import LONGER, TextDraftModel
+from .chain import captured_chain, draw_chain, fitted
 from .tree import grow_by_depth
 
 DEPTHS = 2  # of a tree in a captured call: a pass that no token needs would take longer than a wait
+LONGER = 2  # the cache of a model with another tokenizer, in units of the target's: its own tokens may be shorter
 
 
 class ModelTree:
@@ -35,8 +37,7 @@ class ModelTree:
         self.state: Sequence[Tensor] = (paths_of_text(passes.ids.device),)
 
     def begin(self, *given: Tensor) -> Tensor:
-        (logits,) = given
-        return fitted(logits, self.vocab_size)
+        return fitted(given[0], self.vocab_size)
 
     def read(self, growth: Growth) -> Tensor:
         paths = paths_of(growth, *self.state)
@@ -50,8 +51,6 @@ class DraftModel(Drafter):
     Its cache holds the context and the draft without its last token, which was never read. `observe` keeps
     what was accepted. The first pass of the next proposal reads what is unread then: one token, or two after
     a fully accepted draft.
-
-    The logits are fitted to the target's `vocab_size` before they become probabilities.
     """
 
     name = "draft-model"
@@ -129,8 +128,8 @@ class DraftModel(Drafter):
         if alone and not drawn and isinstance(runner, GraphRunner):
             logits = (yield first)[-1:]
             passes = runner.begin_chain(k - 1)
-            chains = CapturedChains(passes.following, passes.functions, None, self.vocab_size)
-            return chains.draw([logits], k, self.rule, len(context))
+            functions, size = passes.functions, self.vocab_size
+            return captured_chain(passes.following, functions, [logits], k, self.rule, len(context), None, size)
 
         def next_logits(tokens: Sequence[Tensor]) -> Pass:
             return Pass(runner, tokens[-1]) if len(tokens) > len(drawn) else first
@@ -151,4 +150,77 @@ class DraftModel(Drafter):
         self.runner.rollback(min(self.runner.length, self._context_length))
 
     def release(self) -> None:
+        self.runner.release()
+
+
+class LayerSkip(DraftModel):
+    """A draft model that is the first layers of the target (Elhoushi et al., arXiv 2404.16710), with its norm and head.
+
+    It shares the target's weights and has a cache of its own. So it can be captured on a GPU like any model, but the
+    target's pass over a draft computes the first layers again. The paper's does not.
+    """
+
+    name = "layer-skip"
+
+    @classmethod
+    def needs(cls, parts: DrafterParts) -> Needs:
+        return Needs(None if parts.skip_layers else "this preset names no layer to stop at")
+
+    @classmethod
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> DraftModel:
+        assert parts.skip_layers is not None
+        return cls.with_runner(partial(runner.first_layers, parts.skip_layers), runner, rule)
+
+
+class TextDraftModel(Drafter):
+    """A draft model with another tokenizer: it drafts text, which is encoded again for the target (universal assisted
+    generation; Timor et al., arXiv 2502.05202, algorithm 2, string-level exact match).
+
+    It writes K of its own tokens, the likeliest each time, and proposes their text.
+
+    Its distribution is over other tokens than the target's, so nothing is drawn from it: the draft is chosen at every
+    temperature. K tokens of its own are often fewer of the target's.
+
+    Each round the target's text is translated anew, and the cache keeps the beginning that stayed the same. If the text
+    is too long for the cache, the model reads its end.
+    """
+
+    name = "draft-model"
+
+    def __init__(self, runner: Runner, translator: Translator) -> None:
+        self.runner, self.translator = runner, translator
+        self._read: list[int] = []  # the tokens in the cache
+        self._skipped = 0  # how many tokens at the beginning of the text it does not read
+
+    def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
+        runner, text = self.runner, self.translator.to_draft(context)
+        if len(text) - self._skipped + k > runner.context:
+            self._skipped = max(len(text) - runner.context // 2, 0)
+        text = text[self._skipped :]
+        if not text or k >= runner.context or max(text) >= runner.vocab_size:
+            return Draft()
+        unread = self._forget_but(text)
+        drafted: list[Tensor] = []
+        values: list[Tensor] = []
+        for _ in range(k):
+            read = runner.forward(drafted[-1] if drafted else unread) if runner.length else runner.prefill(unread)
+            best = largest(read[-1:])  # [1, V']
+            drafted.append(best.places)
+            values.append(best.values)
+        if not bool(torch.cat(values).isfinite().all()):
+            raise NotFinite(DRAFTER_OVERFLOWED)
+        written = [int(token) for token in torch.cat(drafted).tolist()]
+        self._read = [*text, *written[:-1]]
+        return Draft(self.translator.to_target(context, text, written)[:k])
+
+    def _forget_but(self, text: list[int]) -> list[int]:
+        """Keep what the cache has of `text`, and return the rest: at least the last token, so that there are logits."""
+        kept = next((i for i, (old, new) in enumerate(zip(self._read, text, strict=False)) if old != new), None)
+        kept = min(len(self._read), len(text)) if kept is None else kept
+        kept = min(kept, len(text) - 1, self.runner.length)
+        self.runner.rollback(kept)
+        return text[kept:]
+
+    def release(self) -> None:
+        self._read = []
         self.runner.release()

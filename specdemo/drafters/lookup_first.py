@@ -28,11 +28,6 @@ class LookupFirst(Either):
         super().__init__(PromptLookup(), other)
 
     @classmethod
-    def before(cls, name: str, behind: type[Drafter]) -> type[LookupFirst]:
-        """The drafter of this name, with another one behind the lookup."""
-        return type(name, (cls,), {"name": name, "behind": behind})
-
-    @classmethod
     def needs(cls, parts: DrafterParts) -> Needs:
         return cls.behind.needs(parts)
 

@@ -36,11 +36,6 @@ class MtpHead:
     """
 
     def __init__(self, layer: MtpModel, final_norm: Module, target_layers: int) -> None:
-        """
-        Args:
-            final_norm: the target's.
-            target_layers: how many decoder layers the target has.
-        """
         self.layer, self.final_norm, self.target_layers = layer, final_norm, target_layers
         weight = layer.layers[0].eh_proj.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -67,7 +62,7 @@ class MtpHead:
 class Mtp(Drafter):
     """Draws K tokens one after another from the target's own MTP layer.
 
-    As in `heads.eagle`, the layer's cache holds one entry for each token that the target has read; those of drafted
+    As in `heads`, the layer's cache holds one entry for each token that the target has read; those of drafted
     tokens follow, and the next round overwrites them. It drafts chains only: no engine checks trees of these targets.
     """
 

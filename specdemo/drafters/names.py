@@ -16,25 +16,15 @@ if TYPE_CHECKING:
 
 
 class Listing(NamedTuple):
-    """What is known of a drafter without importing it.
+    """What is known of a drafter without importing it."""
 
-    Attributes:
-        path: of its class, "module:Class" in this package.
-        does: what it does, in a few words.
-        description: one line more.
-        parallel_drafting: a draft of many tokens costs what a draft of one costs.
-        branches: it can draft a tree.
-        drafts_ahead: it can draft while the target verifies, see `drafters.ahead`.
-        remembers: it copies from `DrafterParts.remembered`.
-    """
-
-    path: str
-    does: str
-    description: str
-    parallel_drafting: bool = False
-    branches: bool = True
-    drafts_ahead: bool = False
-    remembers: bool = False
+    path: str  # of its class, "module:Class" in this package
+    does: str  # in a few words
+    description: str  # one line more
+    parallel_drafting: bool = False  # a draft of many tokens costs what a draft of one costs
+    branches: bool = True  # it can draft a tree
+    drafts_ahead: bool = False  # it can draft while the target verifies, see `drafters.ahead`
+    remembers: bool = False  # it copies from `DrafterParts.remembered`
 
 
 DRAFTERS = {
@@ -135,7 +125,7 @@ DRAFTERS = {
         "The target's own passes guess ahead and collect phrases. Needs no model. Pays off if long passes are cheap.",
     ),
     "layer-skip": Listing(
-        "layer_skip:LayerSkip",
+        "draft_model:LayerSkip",
         "The target's own first layers",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         drafts_ahead=True,
@@ -158,7 +148,6 @@ def menu() -> list[tuple[str, str]]:
 
 
 def check_known(name: str) -> None:
-    """Refuse the name of a drafter that does not exist."""
     if name not in DRAFTERS:
         raise BadInput(f"There is no drafter called {name!r}. Choose one of: {', '.join(DRAFTERS)}.")
 
@@ -169,6 +158,6 @@ def drafter_class(name: str) -> type[Drafter]:
     module, _, cls = DRAFTERS[name].path.partition(":")
     found: Any = getattr(import_module(f"{__package__}.{module}"), cls)
     if name.startswith(LOOKUP):
-        found = found.before(name, drafter_class(behind(name)))
+        found = type(name, (found,), {"name": name, "behind": drafter_class(behind(name))})
     kind: type[Drafter] = found
     return kind

@@ -39,14 +39,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class NgramTable:
-    """P(next token | last few tokens), interpolated: each order leaves its unspent mass to the one below.
+    """P(next token | last few tokens), interpolated: each order leaves its unspent mass to the one below."""
 
-    `orders[n - 1]` has contexts of n tokens (1: bigrams, 2: trigrams, and so on); `unigram` [V] float32 is the
-    floor, positive everywhere.
-    """
-
-    unigram: np.ndarray
-    orders: tuple[Order, ...]
+    unigram: np.ndarray  # [V] float32, the floor, positive everywhere
+    orders: tuple[Order, ...]  # of contexts of 1, 2, ... tokens: bigrams, trigrams, and so on
     provenance: dict[str, Any]
 
     @property

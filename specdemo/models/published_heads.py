@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from ..drafters.heads.files import load_published
-from ..drafters.heads.formats import Format, format_of, read_config
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, PublishedHead
-from ..drafters.heads.published_shape import TargetSizes
+from ..drafters.heads.published_shape import Format, TargetSizes, format_of, read_config
 from ..drafters.names import drafter_class
 from ..engines.families import final_norm_eps
 from ..system.weight_map import files_in

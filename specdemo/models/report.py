@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..drafters.text_draft_model import LONGER
+from ..drafters.draft_model import LONGER
 from ..engines.choose import dtype_in_range, engine_of, is_exact
 from ..engines.families import FAMILIES, is_hybrid
 from ..engines.quantized import READERS, bits_kept

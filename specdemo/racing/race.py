@@ -142,7 +142,7 @@ def decoding_of(
         runner.check_branches()
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
     if rule.settings.ahead and drafter != "none":
-        proposing = DraftingAhead.over(proposing, runner, rule)
+        proposing = DraftingAhead(proposing, runner, rule)
     if rule.constraint and drafter != "none":
         proposing = ForcedFirst(rule.constraint, proposing)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdemo.bench.models import WITH_HEADS, capture_for, random_head
 from specdemo.drafters.captured_trees import CapturedTrees
+from specdemo.drafters.heads.ready import HeadSlots
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, Settings
@@ -49,7 +50,7 @@ def test_a_captured_head_grows_trees_of_the_same_values(device: torch.device, na
     prompt = torch.randint(target.config.vocab_size, (40,)).tolist()
     for capture in (None, capture_for(device)):
         if capture:
-            ready.capture(kind.passes, capture)
+            ready.slots = HeadSlots(ready, kind.passes, capture)
         runner = GraphRunner(graphs, 200)
         drafter = kind(ready, runner, rule_for(ASKED[1]))
         runner.prefill(prompt[:-1])

@@ -62,7 +62,7 @@ def started(
     runner, rule = toy.target_runner(len(prompt) + settings.max_new_tokens), rule_for(settings)
     drafter = toy.drafter(name, runner, settings, rule)
     if settings.ahead:
-        drafter = kind.over(drafter, runner, rule)
+        drafter = kind(drafter, runner, rule)
         drafter.in_turn = in_turn
     return decode(runner, drafter, prompt, settings, rule=rule, **more)
 
@@ -156,7 +156,7 @@ def sampled(toy: TableToy, make_rule: Callable[[Settings], Any], texts: int = 40
     for seed in range(texts):
         seeded = replace(SAMPLED, seed=seed)
         runner, rule = toy.target_runner(16), make_rule(seeded)
-        drafter = Filling.over(toy.drafter("draft-model", runner, seeded, rule), runner, rule)
+        drafter = Filling(toy.drafter("draft-model", runner, seeded, rule), runner, rule)
         drafter.in_turn = True
         found[tuple(ids_of(list(decode(runner, drafter, PROMPT, seeded, rule=rule))))] += 1
     return p_value(found, true_texts(toy.target, PROMPT, 4, SAMPLED))

@@ -17,7 +17,7 @@ from specdemo.decoding.loop import Decoding
 from specdemo.decoding.rule import Rule
 from specdemo.drafters import draft_model
 from specdemo.drafters.captured_trees import CapturedTrees
-from specdemo.drafters.chain import CapturedChains
+from specdemo.drafters.chain import captured_chain
 from specdemo.drafters.heads import eagle
 from specdemo.drafters.heads.drafter import DEEPEST
 from specdemo.engines.gpu import graph
@@ -260,7 +260,7 @@ def test_a_call_is_the_same_operations_on_the_same_memory_whatever_tree_it_grows
             call(6, 8, 8, 0, limits, keys, given)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    memory = {test_graph._memory(one) for one in (given, limits, keys, passes.output, passes.backend.entries)}  # type: ignore[attr-defined]
+    memory = {test_graph._memory(one) for one in (given, limits, keys, passes.output, passes.backend.entries)}  # type: ignore[union-attr]
     assert memory <= watched[0][1]
 
 
@@ -299,15 +299,15 @@ class ChainByPairs(Drafter):
     name = "pairs"
 
     def __init__(self, table: Tensor, token_ids: Tensor | None, rule: Rule) -> None:
-        self.rule, self.table = rule, table
-        functions = CapturedFunctions(recorded)  # of one run: a capture draws, too
-        self.chains = CapturedChains(self.following, functions, token_ids, len(table))
+        self.rule, self.table, self.token_ids = rule, table, token_ids
+        self.functions = CapturedFunctions(recorded)  # of one run: a capture draws, too
 
     def following(self, logits: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
         return lambda tokens: self.table[tokens[-1]] if tokens else logits
 
     def propose(self, context: Sequence[int], k: int, options: DraftOptions = ANY) -> Draft:
-        return self.chains.draw([self.table[context[-1:]]], k, self.rule, len(context))
+        given, size = [self.table[context[-1:]]], len(self.table)
+        return captured_chain(self.following, self.functions, given, k, self.rule, len(context), self.token_ids, size)
 
 
 @pytest.mark.parametrize(

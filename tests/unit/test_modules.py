@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import Round
 from specdemo.decoding.parts import DrafterParts
-from specdemo.drafters.layer_skip import LayerSkip
+from specdemo.drafters.draft_model import LayerSkip
 from specdemo.engines.modules import decoder_layers, layers_at
 from specdemo.racing.race import rule_for
 from specdemo.settings import Settings

@@ -21,16 +21,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters import chain
-from specdemo.drafters.chain import draws
+from specdemo.drafters.chain import draw_chain
+from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads import peagle
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.files import load_published
-from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import BlockHead, EagleHead
 from specdemo.drafters.heads.peagle import PEagle
-from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
+from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes, format_of
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.passes import alone, answered
@@ -118,9 +118,10 @@ def drafts_of(
             seen.append(alone(answered(next_logits(drawn)))[0].float())
             return seen[-1][None]
 
-        return draws(watching, *rest)
+        return draw_chain(watching, *rest)
 
-    monkeypatch.setattr(chain, "draws", watched)
+    for module in (chain, head_drafter):
+        monkeypatch.setattr(module, "draw_chain", watched)
     text = torch.randint(0, MODEL_VOCAB, (11,), generator=torch.Generator().manual_seed(3)).tolist()
     drafter, rounds = head_after(toy, kind.name, text, Settings(temperature=0)), []
     for accepted in (2, 0, k, 1):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from specdemo.drafters.heads.files import load_published
-from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.networks import EagleHead
+from specdemo.drafters.heads.published_shape import format_of
 from specdemo.models.presets import Preset
 from specdemo.models.published_heads import fetch_heads
 from specdemo.models.sources import Folder

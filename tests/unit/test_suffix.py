@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.drafters import suffix, suffix_automaton
-from specdemo.drafters.suffix import FACTOR, LEAST, Suffix
-from specdemo.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from specdemo.drafters import suffix
+from specdemo.drafters.suffix import FACTOR, LEAST, ROOT, Suffix, SuffixAutomaton
 from specdemo.settings import Settings
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, TableRunner, ids_of, proposed, random_table
@@ -19,10 +18,9 @@ from tests.harness.texts import decode, plain_text
 texts = st.lists(st.integers(0, 2), max_size=24)
 
 
-@pytest.fixture(params=[suffix_automaton.LONGEST, 3, 1])
+@pytest.fixture(params=[suffix.LONGEST, 3, 1])
 def longest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    for module in (suffix, suffix_automaton):
-        monkeypatch.setattr(module, "LONGEST", request.param)
+    monkeypatch.setattr(suffix, "LONGEST", request.param)
     most: int = request.param
     return most
 
@@ -50,7 +48,7 @@ def test_every_stretch_is_counted_at_every_length_of_the_text(text: list[int], c
         read = text[:length]
         assert len(automaton) == length
         for begin in range(length):
-            for end in range(begin + 1, min(length, begin + suffix_automaton.LONGEST) + 1):
+            for end in range(begin + 1, min(length, begin + suffix.LONGEST) + 1):
                 stretch = read[begin:end]
                 assert automaton.counts[state_of(automaton, stretch)] == occurrences(read, stretch)
     assert len(automaton.counts) <= max(2 * len(text), 2)
@@ -59,7 +57,7 @@ def test_every_stretch_is_counted_at_every_length_of_the_text(text: list[int], c
 @pytest.mark.usefixtures("longest")
 @given(text=texts)
 def test_the_longest_end_that_occurred_before_is_found(text: list[int]) -> None:
-    lengths = range(min(len(text), suffix_automaton.LONGEST), 0, -1)
+    lengths = range(min(len(text), suffix.LONGEST), 0, -1)
     expected = next((n for n in lengths if occurrences(text, text[-n:]) > 1), 0)
     automaton = SuffixAutomaton(text)
     state, length = automaton.repeated()
@@ -73,7 +71,7 @@ def test_the_longest_end_of_another_text_is_found(text: list[int], other: list[i
     automaton, found = SuffixAutomaton(text), (ROOT, 0)
     for end, token in enumerate(other, start=1):
         found = automaton.step(*found, token)
-        lengths = range(min(end, suffix_automaton.LONGEST), 0, -1)
+        lengths = range(min(end, suffix.LONGEST), 0, -1)
         expected = next((n for n in lengths if occurrences(text, other[end - n : end])), 0)
         assert found == (state_of(automaton, other[end - expected : end]), expected)
 

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from typer import Option
 
+from specdemo.cli.export import kind_of
 from specdemo.cli.options import numbers
 from specdemo.drafters.heads.files import load_head, save_head
-from specdemo.drafters.heads.kinds import KINDS
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
 from specdemo.drafters.heads.shapes import RANK, HeadShape
@@ -103,7 +103,7 @@ def train_head(
     history = None
     if begin_with:
         bigrams_only = plan.kind == "medusa" and _kind_of(begin_with) == "block"
-        kind = BlockHead if bigrams_only else KINDS[plan.kind]
+        kind = BlockHead if bigrams_only else kind_of(plan.kind)
         head = load_head(kind, begin_with, model.get_output_embeddings().weight).to(model.device)
         if bigrams_only:
             head = with_bigrams(new_head(model, plan, train), head)
@@ -228,7 +228,7 @@ def new_head(model: PreTrainedModel, plan: TrainingPlan, train: list[Path]) -> H
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         attention = {"heads": heads, "kv_heads": kv_heads, "width": config.hidden_size // heads}
         shape = HeadShape(**sizes, **attention, state_layers=read, depth=plan.depth)
-    head = KINDS[plan.kind](shape)
+    head = kind_of(plan.kind)(shape)
     for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)

@@ -83,9 +83,10 @@ def block_outputs(head: BlockHead, text: Text, steps: int) -> Outputs:
     x = head.block(text.embedded[row, anchor], g[row, anchor - 1], steps)  # [rows, ANCHORS, steps + 1, hidden]
     group, scale = head.shape.heads // head.shape.kv_heads, head.shape.width**-0.5
     for layer in head.decoder_layers():
-        q = layer.query(x, by_block) * scale  # [rows, ANCHORS, heads, steps + 1, width]
-        k, v = (part.repeat_interleave(group, 2) for part in layer.keys_values(x, by_block, context=False))
-        text_k, text_v = (part.repeat_interleave(group, 1) for part in layer.keys_values(g, by_text, context=True))
+        norm = layer.attention_norm
+        q = layer.query(norm(x), by_block) * scale  # [rows, ANCHORS, heads, steps + 1, width]
+        k, v = (part.repeat_interleave(group, 2) for part in layer.keys_values(norm(x), by_block))
+        text_k, text_v = (part.repeat_interleave(group, 1) for part in layer.keys_values(norm(g), by_text))
         flat = q.transpose(1, 2).flatten(2, 3)  # [rows, heads, ANCHORS * (steps + 1), width]
         scores = (flat @ text_k.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2).flatten(2, 3)  # [..., ANCHORS * (steps + 1), steps + 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,60 +17,21 @@ from ...engines.native import NativeCache, NativeHead, NativeLayers, NativeRows,
 from ...engines.ropes import Rope
 from ...engines.rows import ancestors_of, branches_of
 from ...system.device import to_device
-from .networks import LayeredHead, doubled
-
-
-class HeadBackend(Protocol):
-    """The layers of a head with the cache of one text. The first entries of the cache are live (see `heads`)."""
-
-    capacity: int  # entries
-    dtype: torch.dtype  # of what `run` returns
-
-    def seek(self, live: int) -> None:
-        """Make the first `live` entries the live ones; the next `run` overwrites those after them."""
-
-    def advance(self, count: int) -> None:
-        """Make the next `count` entries live too; a `run` has written them."""
-
-    def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Any = None) -> Tensor:
-        """Read T tokens [T, hidden] after the live entries. Returns the outputs of the last of them, [outputs, hidden].
-
-        Entries of all T tokens are written; none becomes live. Those of a token without an output are made of `x` in
-        every layer, so in a head of several layers all tokens have outputs or none.
-
-        Args:
-            second_input: [T, hidden] if the layers read one.
-            rows: how the tokens follow each other in a tree (see `rows`); None if they are a chain. All tokens of a
-                tree have outputs.
-        """
-
-    def rows(self, parents: Sequence[int], count: int) -> Any:
-        """The `rows` of `run` for the last `count` tokens of a tree with these `parents` (`engines.rows`)."""
-
-    def logits(self, x: Tensor, /) -> Tensor:
-        """Logits of the draft vocabulary, [T, hidden] -> [T, V']."""
-
-    def clear(self) -> None:
-        """Forget the text."""
-
-    def state(self) -> tuple[Tensor, ...]:
-        """What `advance` changes, if it is on a device."""
+from .networks import EagleHead, LayeredHead, doubled
 
 
 class Placed(NamedTuple):
-    """Where the T tokens of a pass stand: the entries that they write, and the positions by which they are rotated.
+    """Where the T tokens of a pass stand: slices, or tensors [T] in captured passes and in trees."""
 
-    Both are slices, or tensors [T] in captured passes and in trees. `paths` [T, MOST_ROWS] are the entries that the
-    tokens of a tree see after the live ones; None in a chain.
-    """
-
-    entries: Any
-    positions: Any
-    paths: Tensor | None = None
+    entries: Any  # that they write
+    positions: Any  # by which they are rotated
+    paths: Tensor | None = None  # [T, MOST_ROWS], the entries that the tokens of a tree see after the live ones
 
 
 class TorchBackend:
-    """Torch's operations, with keys and values in `entries` [depth, 2, kv_heads, capacity, width].
+    """The layers of a head with the cache of one text, by torch's operations.
+
+    Keys and values are in `entries` [depth, 2, kv_heads, capacity, width]. The first ones are live (see `heads`).
 
     If passes are captured, the number of live entries is on the device. The shapes of all operations are then the same
     at every length of the text, and attention reads the whole cache through a mask.
@@ -79,7 +40,7 @@ class TorchBackend:
     def __init__(
         self, head: LayeredHead, logits: Callable[[Tensor], Tensor], capacity: int, like: Tensor, captured: bool
     ) -> None:
-        """The cache has the type and is on the device of `like`."""
+        """`logits` gives those of outputs. The cache has the type and is on the device of `like`."""
         shape, rope = head.shape, Rope(head.rope.frequencies.to(like.device), head.rope.scale)
         self.head, self.logits = head, logits
         self.capacity, self.dtype, self.captured = capacity, like.dtype, captured
@@ -90,26 +51,40 @@ class TorchBackend:
         self._live: Any = self._all.new_zeros(1) if captured else 0
 
     def seek(self, live: int) -> None:
+        """Make the first `live` entries the live ones; the next `run` overwrites those after them."""
         if self.captured:
             self._live.fill_(live)
         else:
             self._live = live
 
     def advance(self, count: int) -> None:
+        """Make the next `count` entries live too; a `run` has written them."""
         self._live += count
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Set all to zeros. Masked entries are read too, and a weight of zero does not undo a stray infinity."""
+        """Forget the text. Masked entries are read too, and a weight of zero does not undo a stray infinity."""
         self.entries.zero_()
 
     def state(self) -> tuple[Tensor, ...]:
+        """What `advance` changes, if it is on a device."""
         return (self._live,) if self.captured else ()
 
     def rows(self, parents: Sequence[int], count: int) -> Tensor:
+        """The `rows` of `run` for the last `count` tokens of a tree with these `parents` (`engines.rows`)."""
         return to_device(branches_of(parents)[len(parents) - count : len(parents)], self.entries.device)
 
     def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Tensor | None = None) -> Tensor:
+        """Read T tokens [T, hidden] after the live entries. Returns the outputs of the last of them, [outputs, hidden].
+
+        Entries of all T tokens are written; none becomes live. Those of a token without an output are made of `x` in
+        every layer, so in a head of several layers all tokens have outputs or none.
+
+        Args:
+            second_input: [T, hidden] if the layers read one.
+            rows: how the tokens follow each other in a tree (see `rows`); None if they are a chain. All tokens of a
+                tree have outputs.
+        """
         head, placed = self.head, self._place(len(x), rows)
         by = self._rotations[0][placed.positions], self._rotations[1][placed.positions]
         x = head.entering(x, self.dtype)
@@ -159,19 +134,23 @@ class TorchBackend:
         return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view
 
 
-NativeParts = tuple[NativeLayers, NativeLayers, NativeHead]
-"""The decoder layers, the same for tokens without an output, and the output layer."""
-
-
 class NativeBackend:
-    """The C library for CPUs. What lies between the layers is float32."""
+    """The same as `TorchBackend`, by the C library for CPUs. What lies between the layers is float32."""
 
     dtype = torch.float32
 
-    def __init__(self, head: LayeredHead, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
-        """`dtype` is that of the cache."""
-        self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
-        self.cache = NativeCache(self.layers, capacity, dtype, [head.rope])
+    def __init__(
+        self,
+        head: LayeredHead,
+        layers: NativeLayers,
+        context: NativeLayers,  # the layers for tokens without an output
+        logits: NativeHead,
+        capacity: int,
+        dtype: torch.dtype,  # of the cache
+    ) -> None:
+        self.head, self.layers, self.context, self.logits = head, layers, context, logits
+        self._computed = dtype
+        self.cache = NativeCache(layers, capacity, dtype, [head.rope])
         self.capacity = self.cache.capacity
 
     def seek(self, live: int) -> None:
@@ -223,10 +202,11 @@ class NativeBackend:
 def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dtype], NativeBackend] | None:
     """What makes a `NativeBackend` of a head that was packed (`ready`) and its output, of a capacity and the type of a
     cache; None if the library cannot run the head."""
-    shape, step = head.shape, attrgetter("step")
+    shape, step, eagle = head.shape, attrgetter("step"), isinstance(head, EagleHead)
+    input_norm = attrgetter("hidden_norm.step" if eagle else "attention_norm.step")
     layers = [
         Layer(
-            attention_norm=step(layer.input_norms()[0]),
+            attention_norm=input_norm(layer),
             qkv=step(layer.qkv),
             head_norms=(step(layer.q_norm), step(layer.k_norm)) if layer.q_norm and layer.k_norm else None,
             rope=0,
@@ -243,14 +223,13 @@ def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dt
     libraries = [one.multiply.library for one in products if isinstance(one.multiply, PackedLinear)]
     if len(libraries) < len(products) or not libraries[0].has_blocks_for(shape.width, ()):
         return None
-    second_norm = next(map(step, head.decoder_layers()[0].input_norms()[1:]), None)
     made = partial(
         NativeLayers,
         layers,
         *(shape.heads, shape.kv_heads, shape.width),
-        second_input_norm=second_norm,
+        second_input_norm=step(head.token_norm) if eagle else None,
         bidirectional=head.bidirectional,
     )
     native = made(normed=shape.normed_residual)
     context = native if shape.normed_context else made(normed=True)
-    return partial(NativeBackend, head, (native, context, NativeHead(native, step(head.norm), output)))
+    return partial(NativeBackend, head, native, context, NativeHead(native, step(head.norm), output))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ...engines.passes import PendingPass
-from ..chain import NextLogits, NextPass
+from ..chain import NextLogits
 from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import BlockHead
@@ -21,6 +20,7 @@ class BlockPasses(LayeredPasses):
 
     def __init__(self, ready: ReadyHead[BlockHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity, captured)
+        self.start_is_one_pass = ready.head.selector is None  # which needs more than logits
         shape = ready.head.shape
         self.last = ready.zeros(shape.hidden)  # the fused state of the last token read
         self.masks = ready.zeros(max(shape.block_size - 1, 0), dtype=torch.long) + (shape.mask_token or 0)
@@ -29,16 +29,10 @@ class BlockPasses(LayeredPasses):
         self.read(states)
         return *self.block(tokens[-1:], k), tokens[-1:]
 
-    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
-        if self.ready.head.selector is None:
-            return (yield from super().beginning(states, tokens, k))
-        yield from ()  # a selector needs more than logits, and no C library reads the texts together
-        return self.begin(states, tokens, k)
-
     def following(self, *given: Tensor) -> NextLogits:
         selector = self.ready.head.selector
         if selector is None:
-            return self.with_bigrams(*given)
+            return super().following(*given)
         *candidates, pending = given
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
@@ -106,11 +100,7 @@ class BlockPasses(LayeredPasses):
 
 
 class Block(HeadDrafter):
-    """Draws K tokens from one pass of the head.
-
-    Each layer's cache holds a key and a value for each token the target has read, made of the target's states. The keys
-    and values of a block follow them and are overwritten by the next block.
-    """
+    """Draws K tokens from one pass of the head."""
 
     name = "block"
     network = BlockHead
@@ -118,12 +108,10 @@ class Block(HeadDrafter):
 
 
 class DSpark(Block):
-    """`Block` with the head that a preset names for `dspark`, so that DFlash and DSpark can race each other."""
+    """`Block` with a head of its own, so that DFlash and DSpark can race each other."""
 
     name = "dspark"
 
 
 class DFlash2(Block):
-    """`Block` with the head that a preset names for `dflash2`."""
-
     name = "dflash2"

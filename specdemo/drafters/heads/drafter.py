@@ -23,12 +23,12 @@ from ...system.device import to_device
 from ...system.progress import tell
 from ...types import Draft
 from ..captured_trees import CapturedTrees
-from ..chain import CapturedChains, draw_chain
+from ..chain import captured_chain, draw_chain
 from ..tree import grow_by_depth
 from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes
-from .ready import FilledPlaces, HeadPasses, ReadyHead
+from .ready import FilledPlaces, HeadPasses, HeadSlots, ReadyHead
 
 log = logging.getLogger(__name__)
 DEEPEST = 8  # the most tokens on a path of a tree, where all places are filled at once
@@ -87,7 +87,7 @@ class HeadDrafter(Drafter):
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
         """Capture a head's passes. If that fails, they run uncaptured."""
         try:
-            ready.capture(cls.passes, capture)
+            ready.slots = HeadSlots(ready, cls.passes, capture)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -103,13 +103,12 @@ class HeadDrafter(Drafter):
         deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
         known, size = self.ready.token_ids, self.runner.vocab_size
         if passes.functions and (depth is None or CapturedTrees.possible()):
-            given = passes.start(states, tokens, deepest)
+            given, functions = passes.start(states, tokens, deepest), passes.functions
             if depth is None:
-                chains = CapturedChains(passes.following, passes.functions, known, size)
-                return chains.draw(given, deepest, self.rule, len(context))
+                return captured_chain(passes.following, functions, given, deepest, self.rule, len(context), known, size)
             width = max(WIDTH, 1 << (k - 1).bit_length())  # all tokens of a depth, in few different shapes
             reader = partial(FilledPlaces, passes)
-            trees = CapturedTrees(reader, passes.functions, known, DEEPEST, width, DEEPEST * MAX_NODES)
+            trees = CapturedTrees(reader, functions, known, DEEPEST, width, DEEPEST * MAX_NODES)
             return trees.draw(given, k, deepest, self.rule, len(context), stop)
         next_logits = yield from passes.beginning(states, tokens, deepest)
         if depth is None:

@@ -28,26 +28,20 @@ DEPTHS = 6  # of a tree in a captured call; nine in ten trees of 16 tokens end w
 class EaglePasses(LayeredPasses):
     """The first pass of a draft reads the target's new states, the others the head's own last output."""
 
+    start_is_one_pass = False
+
     def __init__(self, ready: ReadyHead[EagleHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity, captured)
         self.output = ready.zeros(1, ready.head.shape.hidden, dtype=self.backend.dtype)
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextPass:
-        def next_pass(drawn: Sequence[Tensor]) -> EaglePass:
-            return EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
-
-        return next_pass
-
-    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
-        yield from ()
-        return self.begin(states, tokens, k)
+        return lambda drawn: EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         return (self.first(states, tokens),)
 
     def following(self, *given: Tensor) -> NextLogits:
-        (logits,) = given
-        return lambda drawn: EaglePasses.next(self, drawn[-1]) if drawn else logits  # not the captured `next`
+        return lambda drawn: EaglePasses.next(self, drawn[-1]) if drawn else given[0]  # not the captured `next`
 
     def state(self) -> tuple[Tensor, ...]:
         return (self.output, *super().state())
@@ -121,8 +115,7 @@ class EagleTree:
         self.state: Sequence[Tensor] = passes.output, paths_of_text(passes.output.device)
 
     def begin(self, *given: Tensor) -> Tensor:
-        (logits,) = given
-        return logits
+        return given[0]
 
     def read(self, growth: Growth) -> Tensor:
         outputs, paths = self.state
@@ -133,11 +126,7 @@ class EagleTree:
 
 
 class Eagle(HeadDrafter):
-    """Draws K tokens one after another from the head.
-
-    The head's cache holds one entry for each token the target has read. Those of drafted tokens follow. They are made
-    of the head's own outputs, and are overwritten as soon as the target's states are known.
-    """
+    """Draws K tokens one after another from the head."""
 
     name = "eagle"
     network = EagleHead

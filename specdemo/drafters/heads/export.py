@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...types import BadInput
-from .formats import CONFIG
 from .networks import Head, LayeredHead
 from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
-from .published_shape import FULL, SLIDING
+from .published_shape import CONFIG, FULL, SLIDING
 from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
 VERSION = "0.5.0"  # of the library that defines these configurations
@@ -78,10 +77,9 @@ def _config(head: LayeredHead, target: tuple[str, str], dtype: str) -> dict[str,
     shape, (name, architecture) = head.shape, target
     eagle = head.kind == "eagle"
     method = "eagle3" if eagle else "dflash2" if shape.candidates else "dspark" if shape.rank else "dflash"
-    drafted = DRAFTED if eagle else shape.most_drafted
     proposal = {
         "proposal_type": "greedy",
-        "speculative_tokens": drafted,
+        "speculative_tokens": DRAFTED if eagle else shape.most_drafted,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }

@@ -63,10 +63,8 @@ def load_head(kind: type[H], path: Path, output: Weight | None = None) -> H:
 
 
 def load_published(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True) -> H:
-    """Read the head in a folder, for a target. Its weights keep their number types.
-
-    Without `weights` only the names and shapes of its tensors are read, and the table of tokens, to check them.
-    """
+    """Read the head in a folder. Without `weights` only the names and shapes of its tensors are read, and the table of
+    tokens, to check them."""
     published = PublishedHead(folder, kind.kind, target).open(weights)
     head: H = kind.of_published(published)
     published.check_empty()

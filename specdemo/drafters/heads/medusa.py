@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from ...settings import MAX_K
 from ...types import BadInput
-from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import Head
 from .published import PublishedHead
@@ -128,9 +127,6 @@ class MedusaPasses(HeadPasses):
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         return self.guess(states[-1:], tokens[-1:], k), tokens[-1:]
-
-    def following(self, *given: Tensor) -> NextLogits:
-        return self.with_bigrams(*given)
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         one, longest = self.states_and_tokens()[-1], self.ready.head.shape.places

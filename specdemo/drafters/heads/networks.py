@@ -70,29 +70,24 @@ class HeadLayer(nn.Module):
         added: Tensor = self.down(F.silu(gate) * up)
         return added
 
-    def input_norms(self) -> list[nn.RMSNorm]:
-        """The norms before the attention: of x, and of the second input if there is one."""
-        raise NotImplementedError
-
     def join(self) -> None:
         """Make `qkv` of the layers of queries, keys and values where they are apart. The C library needs it."""
 
 
 class Head(nn.Module):
-    """A small network that drafts from the target's own hidden states. `norm` goes before its output layer.
+    """A small network that drafts from the target's own hidden states.
 
-    Its embedding and its output layer are rows of the target's (`ReadyHead`), neither trained nor stored. A published
-    head may have its `own_embedding` [V, hidden] and `own_output` [V', hidden]. `token_ids` [V'] are the target's
-    tokens that it can draft, the most frequent ones, in rising order.
+    Its embedding and its output layer are rows of the target's (`ReadyHead`), neither trained nor stored, but a
+    published head may have its own.
     """
 
     kind: ClassVar[str]
     shape: Any  # `HeadShape` or `MedusaShape`
-    token_ids: Tensor
+    token_ids: Tensor  # [V'], the target's tokens that it can draft, the most frequent ones, in rising order
     state_norm: nn.Parameter | None
-    norm: nn.RMSNorm
-    own_embedding: Tensor | None = None
-    own_output: Tensor | None = None
+    norm: nn.RMSNorm  # before the output layer
+    own_embedding: Tensor | None = None  # [V, hidden]
+    own_output: Tensor | None = None  # [V', hidden]
     place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a draft, where they differ
     in_library: bool = True  # the C library can run its layers
 
@@ -223,9 +218,6 @@ class EagleHead(LayeredHead, HeadLayer):
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
-    def input_norms(self) -> list[nn.RMSNorm]:
-        return [self.hidden_norm, self.token_norm]
-
     def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`; `x` are hidden states, `second` the embeddings of the tokens that follow."""
         assert second is not None
@@ -252,34 +244,26 @@ class BlockLayer(HeadLayer):
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.add_rest(shape)
 
-    def input_norms(self) -> list[nn.RMSNorm]:
-        return [self.attention_norm]
-
     def join(self) -> None:
         with torch.device("meta"):
             self.qkv = nn.Linear(self.q.in_features, self.q.out_features + self.kv.out_features, self.shape.qkv_bias)
         both, other = self.q.state_dict(), self.kv.state_dict()
         self.qkv.load_state_dict({name: torch.cat([both[name], other[name]]) for name in both}, assign=True)
 
-    def query(self, x: Tensor, by: Rotation) -> Tensor:
+    def query(self, normed: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
-        return self.query_of(self.attention_norm(x), by)
-
-    def query_of(self, normed: Tensor, by: Rotation) -> Tensor:
         q = self.q(normed).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
         return rotate(self.q_norm(q) if self.q_norm else q, by)
 
-    def keys_values(self, x: Tensor, by: Rotation, context: bool) -> tuple[Tensor, Tensor]:
+    def keys_values(self, normed: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
         """Of block tokens or of the context's fused states, [..., T, hidden] -> twice [..., kv_heads, T, width]."""
-        return self.keys_values_of(self.attention_norm(x) if self.shape.normed_context or not context else x, by)
-
-    def keys_values_of(self, normed: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
         k, v = self.kv(normed).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
         return rotate(self.k_norm(k) if self.k_norm else k, by), v
 
     def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`. There is no second input. All tokens have an output (a block) or none (the context)."""
-        return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
+        normed = self.attention_norm(x) if outputs or self.shape.normed_context else x
+        return (self.query(normed, by) if outputs else x[..., :0, :]), *self.keys_values(normed, by)
 
 
 class BlockConvolution(nn.Module):
@@ -322,7 +306,7 @@ class ConvolvedLayer(BlockLayer):
             return super().attention_inputs(x, second, by, outputs)
         normed = self.attention_norm(x)
         normed = convolved(normed, self.attention_conv.kernels(normed)[0])
-        return self.query_of(normed, by), *self.keys_values_of(normed, by)
+        return self.query(normed, by), *self.keys_values(normed, by)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The kernels after the attention are computed again: a layer keeps nothing between its two calls."""

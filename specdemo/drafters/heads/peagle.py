@@ -1,4 +1,4 @@
-"""P-EAGLE: an EAGLE-3 head of several layers that fills all places of a draft in one pass (arXiv 2602.01469)."""
+"""P-EAGLE (Hui et al., arXiv 2602.01469): an EAGLE-3 head of several layers that fills all places in one pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ...settings import MAX_K
-from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import BlockLayer, EagleHead
 from .ready import LayeredPasses, ReadyHead
@@ -19,7 +18,7 @@ MOST_READ = 512  # tokens of a prompt in a pass, since the mask of their attenti
 
 
 class PEagleHead(EagleHead):
-    """P-EAGLE (Hui et al., arXiv 2602.01469): EAGLE-3 in which one pass fills all places of a draft.
+    """An EAGLE-3 head with more layers and a mask for each place of a draft but the first.
 
     The first layer reads pairs as EAGLE's does, further ones are plain. A pair of a place after the first is the mask
     token's embedding and `mask_hidden` [states], a learned vector that is fused as the target's hidden states are. A
@@ -55,9 +54,6 @@ class PEaglePasses(LayeredPasses):
         # No place sees those after it, so captured passes need one length of draft only.
         return self.places(states, tokens, MAX_K if self.functions else k)[:k], tokens[-1:]
 
-    def following(self, *given: Tensor) -> NextLogits:
-        return self.with_bigrams(*given)
-
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         return {"places": [(*both, MAX_K) for both in self.states_and_tokens()]}
 
@@ -76,10 +72,7 @@ class PEaglePasses(LayeredPasses):
 
 
 class PEagle(HeadDrafter):
-    """Draws K tokens from one pass of the head.
-
-    Each layer's cache holds an entry for each token that the target has read, made of the target's states.
-    """
+    """Draws K tokens from one pass of the head."""
 
     name = "p-eagle"
     network = PEagleHead

@@ -17,8 +17,7 @@ from torch import Tensor
 from ...settings import reason
 from ...system.weight_map import files_in
 from ...types import BadInput
-from .formats import format_of, head_name, read_config
-from .published_shape import ShapeReader, TargetSizes
+from .published_shape import ShapeReader, TargetSizes, format_of, head_name, read_config
 from .shapes import EACH, NONE, HeadShape
 
 Sizes = tuple[int, ...]
@@ -79,7 +78,6 @@ class PublishedHead:
         raise BadInput(f"{self.name} has no weights: its folder has neither {WEIGHTS} nor {PICKLES[0]}.")
 
     def take(self, key: str, *wanted: int) -> Tensor:
-        """The tensor of that name and shape."""
         tensor = self.left.pop(key, None)
         if tensor is None:
             raise BadInput(f"{self.name} lacks the tensor {key} of shape {list(wanted)}.")

@@ -19,14 +19,14 @@ from ...system.device import to_device
 from ...system.hardware import compute_dtype
 from ..captured_trees import Growth
 from ..chain import NextLogits, NextPass
-from .backends import HeadBackend, NativeBackend, TorchBackend, native_backend
+from .backends import NativeBackend, TorchBackend, native_backend
 from .networks import Head, HeadLayer, LayeredHead
 
 H = TypeVar("H", bound=Head)
 
 
 class Packed(nn.Module):
-    """A linear layer or a norm, packed for passes of a few rows."""
+    """A linear layer or a norm for passes of a few rows."""
 
     def __init__(self, step: Step) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class ReadyHead(Generic[H]):
     """A head tied to its target: packed, in the target's number types, with the target's embeddings.
 
     `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. A head may
-    have its own instead. If passes are captured, `slots` holds those of the head.
+    have its own instead.
     """
 
-    slots: HeadSlots | None = None
+    slots: HeadSlots | None = None  # if its passes are captured
 
     def __init__(self, head: H, embedding: Weight, output: Weight) -> None:
         own = None if head.own_embedding is None else head.own_embedding.to(embedding.device, embedding.dtype)
@@ -85,7 +85,7 @@ class ReadyHead(Generic[H]):
         for layer in layers:
             layer.join()
         pack(self.head, embedding.dtype)
-        self._native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
+        self.native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
@@ -109,46 +109,33 @@ class ReadyHead(Generic[H]):
         """A buffer of zeros on the head's device, by default in its type."""
         return torch.zeros(*sizes, dtype=dtype or self.dtype, device=self.embedding.device)
 
-    def backend(self, capacity: int, captured: bool = False) -> HeadBackend:
-        """The fastest backend here, for one text of at most `capacity` tokens; `captured` if its calls are captured."""
-        if self._native and not captured:
-            return self._native(capacity, self.dtype)
+    def backend(self, capacity: int, captured: bool = False) -> TorchBackend | NativeBackend:
+        """The fastest backend here, for one text of at most `capacity` tokens."""
+        if self.native and not captured:
+            return self.native(capacity, self.dtype)
         head: Any = self.head
         return TorchBackend(head, self.logits, capacity, self.zeros(0), captured)
 
-    @property
-    def reads_together(self) -> bool:
-        """Whether the C library runs it, which reads several texts in one pass. Heads without layers gain nothing by
-        that (measured)."""
-        return self._native is not None and self.slots is None
-
     def read(self, passes: Sequence[Any]) -> list[Tensor]:
-        """See `engines.runner.Together`."""
         logits: list[Tensor] = passes[0].passes.read_all(passes)
         return logits
 
-    def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
-        """Capture the passes of one run now, and of further ones when they begin."""
-        self.slots = HeadSlots(self, passes, capture)
-
 
 class HeadPasses(Slot):
-    """What a kind of head computes in a run. A slot of captured passes serves run after run.
+    """What a kind of head computes in a run. A slot of captured passes serves run after run."""
 
-    `functions` keep its captured chains; None if nothing is captured.
-    """
-
-    functions: CapturedFunctions | None = None
+    functions: CapturedFunctions | None = None  # keeps its captured chains; None if nothing is captured
+    start_is_one_pass = True  # and gives logits, so that texts can be read together; else each has passes of its own
 
     def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
-        """Passes for a text of at most `capacity` tokens; `captured` says that `capture` will follow."""
+        """`captured` says that `capture` will follow."""
         self.ready, self.capacity = ready, capacity
 
     def seek(self, live: int) -> None:
         """Forget all entries but the first `live`."""
 
     def clear(self) -> None:
-        """Forget the run."""
+        pass
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextPass:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
@@ -159,13 +146,10 @@ class HeadPasses(Slot):
 
     def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[PendingPass, Tensor, NextPass]:
         """`begin`, by passes that can be read together with those of others."""
+        if not self.start_is_one_pass:
+            return self.begin(states, tokens, k)
         logits = yield StartPass(self, states, tokens, k)
         return self.following(logits, tokens[-1:])
-
-    @staticmethod
-    def read_all(wanted: Sequence[Any]) -> list[Tensor]:
-        """The passes of several texts in one of the C library."""
-        raise NotImplementedError
 
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         """`begin`, up to what depends on the tokens that are drawn: what `following` needs."""
@@ -175,9 +159,16 @@ class HeadPasses(Slot):
         """What gives the logits of the next tokens, from what `start` gave. It can be captured.
 
         In a tree the tokens are those of each depth, [T] each, and the logits those after the last T of them, [T, V'],
-        or [1, V'] if they are all the same.
+        or [1, V'] if they are all the same. Here the logits of all places [k, V'] are given, and the pending token; the
+        bigram term is added to each.
         """
-        raise NotImplementedError
+        logits, pending = given
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            place = len(drawn)
+            return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
+
+        return next_logits
 
     def state(self) -> tuple[Tensor, ...]:
         """What `following` changes, on the device."""
@@ -189,7 +180,6 @@ class HeadPasses(Slot):
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        """Capture what a draft needs."""
         for name, arguments in self.calls().items():
             setattr(self, name, CapturedFunction(getattr(self, name), capture, arguments))
 
@@ -199,18 +189,9 @@ class HeadPasses(Slot):
         tokens = self.ready.zeros(LONGEST, dtype=torch.long)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 
-    def with_bigrams(self, logits: Tensor, pending: Tensor) -> NextLogits:
-        """`following` for the logits [k, V'] of all places: gives them one by one, with the bigram term."""
-
-        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            place = len(drawn)
-            return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
-
-        return next_logits
-
 
 class HeadSlots(SlotPool[HeadPasses]):
-    """The captured passes of the runs of a head."""
+    """Captures the passes of one run now, and of further ones when they begin."""
 
     def __init__(self, ready: ReadyHead[Any], kind: type[HeadPasses], capture: Capture) -> None:
         self.ready, self.kind, self.capture = ready, kind, capture
@@ -246,13 +227,15 @@ class FilledPlaces:
 
 
 class HeadPass(PendingPass):
-    """A pass of a head. Those of one head are read together where it can."""
+    """A pass of a head. The C library reads those of one head together. Heads without layers gain nothing by that
+    (measured)."""
 
     passes: HeadPasses
 
     @property
     def together(self) -> ReadyHead[Any] | None:
-        return self.passes.ready if self.passes.ready.reads_together else None
+        ready = self.passes.ready
+        return ready if ready.native and not ready.slots else None
 
     @property
     def place(self) -> int:
@@ -280,7 +263,7 @@ class StartPass(HeadPass):
 
 
 class LayeredPasses(HeadPasses):
-    """The passes of a head with decoder layers, run by a backend."""
+    """The passes of a head with decoder layers."""
 
     def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
         self.backend = ready.backend(capacity, captured)

@@ -20,10 +20,7 @@ EACH, ALL, NONE = "each", "all", "none"  # of the target's states are normed bef
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The sizes of a head with decoder layers.
-
-    Fields with a default are for published heads (`published`); the default is that of the heads trained here.
-    """
+    """Fields with a default are for published heads (`published`); the default is that of the heads trained here."""
 
     vocab_size: int  # V, the target's
     hidden: int  # the head's hidden size
@@ -83,12 +80,11 @@ def rope_of(shape: HeadShape) -> Rope:
         return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
     from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
 
-    longest = shape.rope.get("original_max_position_embeddings")
     config = PreTrainedConfig(
         rope_parameters=dict(shape.rope),
         head_dim=shape.width,
         hidden_size=shape.heads * shape.width,
         num_attention_heads=shape.heads,
-        max_position_embeddings=longest,
+        max_position_embeddings=shape.rope.get("original_max_position_embeddings"),
     )
     return Rope.of(config, torch.device("cpu"))
