@@ -1,5 +1,3 @@
-"""Files that are mapped into memory."""
-
 from __future__ import annotations
 
 import mmap

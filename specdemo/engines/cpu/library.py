@@ -163,7 +163,8 @@ class PackedLinear:
         self.library, self.shape = library, (outer, inner)
         self.dtype = compute_dtype(library.dtype, torch.device("cpu"))
         self.sizes = parts, outer // parts, inner
-        pieces = [piece for one in weights for piece in _split(one, outer // parts)]
+        size = outer // parts
+        pieces = [one[start : start + size] for one in weights for start in range(0, len(one), size)]
         self._held, self._bias = [self._packed(piece) for piece in pieces], None if bias is None else as_floats(bias)
         kinds = [piece.kind if isinstance(piece, Quantized) else 0 for piece in pieces]
         each = (Part * parts)(*map(self._described, self._held, kinds))
@@ -195,11 +196,6 @@ class PackedLinear:
         check_room(
             self.library.functions.run_product(of_norm, byref(self.described), x, count, out.data_ptr(), threads)
         )
-
-
-def _split(weight: Weight, size: int) -> list[Weight]:
-    """The parts of a weight, `size` outputs each."""
-    return [weight[start : start + size] for start in range(0, len(weight), size)]
 
 
 def check_room(done: int) -> None:

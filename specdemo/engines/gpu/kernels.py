@@ -53,7 +53,6 @@ class RowPaths(NamedTuple):
 
 
 def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> RowPaths:
-    """See `ops.placed`."""
     return RowPaths(where[0], where[1], paths, depths)
 
 
@@ -65,7 +64,6 @@ def write_kv(
     values: Tensor,
     rows: RowPaths,
 ) -> Tensor:
-    """See `ops.write_kv`."""
     (count, _), (kv_heads, capacity, width) = qkv.shape, keys.shape
     heads = qkv.shape[1] // width - 2 * kv_heads
     q = qkv.new_empty(count, heads, width)

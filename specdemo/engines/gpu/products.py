@@ -31,7 +31,6 @@ def starts_early(device: torch.device) -> bool:
 
 
 def launched_on(device: torch.device) -> dict[str, Any]:
-    """How kernels are launched."""
     return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
