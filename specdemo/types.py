@@ -54,8 +54,7 @@ class FinishReason(str, Enum):
 class Ahead:
     """How a draft was prepared ahead, see `drafters.ahead`.
 
-    `hit` says whether it was there at once; for `prepared` outcomes of the round before drafts were prepared, in
-    `seconds`.
+    `hit` says whether it was there at once. Drafts for `prepared` outcomes of the round before were made in `seconds`.
     """
 
     hit: bool
@@ -78,7 +77,7 @@ class Draft:
             the chance that the target draws it. None stands for 1.
         parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
             text. By default those of a chain: -1, 0, 1, ...
-        tree: whether a tree was asked for.
+        tree: whether the tokens are to be tested as those of a tree, which were chosen.
         ahead: whether and how it was prepared ahead; None where nothing is.
         drawn_from: for each drawn token the drafter's probabilities [1, V'], and the tokens int64 [V'] that the columns
             stand for (None for the whole vocabulary).
@@ -119,9 +118,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class DraftedToken:
-    """A proposed token and the outcome of its test. Under rejection sampling it passes iff `draw` < min(1, `p` / `q`).
+    """A proposed token and the outcome of its test.
 
-    `id`, `p` and `q` are None where they are not known, `draw` also under the match rule, which draws no such number.
+    Under rejection sampling a token of a chain passes iff `draw` < min(1, `p` / `q`); elsewhere `draw` is None. `id`,
+    `p` and `q` are None where they are not known.
     `parent` is the index in the draft of the token that this one follows, -1 for the first of a path; None in a chain,
     where each token follows the one before it. `text` is filled in as that of a `Token` is.
     """

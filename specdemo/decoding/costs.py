@@ -79,7 +79,7 @@ class DraftPlan(NamedTuple):
     cost: float  # of the round
     k: int
     tree: bool
-    stop_below: float  # see `Drafter.stop_below`
+    stop_below: float  # see `DraftOptions`
 
 
 @dataclass

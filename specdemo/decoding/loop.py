@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
@@ -26,10 +26,10 @@ from .drafter import Drafter, DraftOptions, drafted
 from .events import Distributions, Event, Finished, Prefilled, Round
 from .rule import Rule
 
-PIECE = 32  # tokens of a prompt
+PIECE = 32  # tokens of a prompt that are read at once where others go on beside it
 
 Stop = Callable[[Sequence[int]], bool]
-"""Whether a stop string is complete, given all token ids emitted so far, in a list that grows after the call."""
+"""Whether a stop string is complete, given all token ids emitted so far. The list is the loop's own, and grows."""
 
 
 def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str = "") -> None:
@@ -84,12 +84,12 @@ class Decoding:
 
     Attributes:
         rule: of this run, see `racing.race.rule_for`; `drafter` draws with the same object.
-        costs: learn from every pass.
+        costs: what `batch` learns from every pass.
         chooser: of the draft of each round; without one all have the K of `settings`.
         readers: how many prompts are decoded at once, see `batch.decode_batch`.
         distributions: whether its rounds come with what they were drawn from.
         drafts_on: see `Needs.device`.
-        waited: seconds of its time in which others went on.
+        waited: seconds of its time in which others went on, which `batch` counts.
     """
 
     runner: Runner
@@ -132,27 +132,27 @@ class Decoding:
 
             index, last = 0, None
             while reason is None:
-                # Draft: the drafter guesses what follows the text.
-                # `_clock` leaves out the time away; the clocks of devices do not.
-                drafting_on, away = self.drafts_on or runner.device, self._away()
-                began, drafts_from = self._clock(), timestamp(drafting_on)
+                # Draft: the drafter guesses what follows the text. The device that drafts times it; its clock does not
+                # leave out the time away, as `_clock` does.
+                device, position = self.drafts_on or runner.device, len(ids)
+                began, away, draft_began = self._clock(), self._away(), timestamp(device)
                 most = settings.max_new_tokens - len(written) - 1  # a round emits up to k + 1
                 k, tree, stop_below = chooser.choose(most, last, drafter, ids, self.readers)
                 draft = Draft()
                 if k:
                     options = DraftOptions(most if tree else None, stop_below, self.readers == 1)
                     draft = yield from drafted(drafter.propose(ids, k, options))
-                drafted_at, away = timestamp(drafting_on), self._away() - away
+                draft_ended, draft_away = timestamp(device), self._away() - away
 
                 # Pass: the target reads the pending token and the draft.
                 logits = yield Pass(runner, _rows(ids[-1], draft), draft.row_parents)  # [k + 1, V]
 
                 # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
-                answer = rule.verify(rule.masked(logits, draft), draft, len(ids), runner.captured)
-                verified_at = self._clock()
+                answer = rule.verify(rule.masked(logits, draft), draft, position, runner.captured)
+                verified = self._clock()
 
                 # Keep: the path and that token are added to the text; the pending token (row 0, before the path) and
-                # the path to the cache, without the newest token of the text.
+                # the path to the cache, without the newest token of the text, which is on the path where the text ends.
                 answer, reason = self._write(answer, written)
                 guesses, emitted = answer.guesses, answer.emitted
                 ids += written[-len(emitted) :]
@@ -160,11 +160,18 @@ class Decoding:
                 runner.keep([node + 1 for node in path_of(guesses)][: len(emitted)])
                 drafter.observe(answer)
                 ended = self._clock()
-                drafting = elapsed_seconds(drafts_from, drafted_at) - away
-                verifying = verified_at - began - drafting
-                last = Round(index, guesses, emitted, drafting, verifying, ended - began, k, ahead=draft.ahead)
-                if self.distributions:
-                    last = replace(last, distributions=self._distributions(answer, draft, len(ids) - len(emitted)))
+                drafting = elapsed_seconds(draft_began, draft_ended) - draft_away
+                last = Round(
+                    index,
+                    guesses,
+                    emitted,
+                    draft_seconds=drafting,
+                    verify_seconds=verified - began - drafting,
+                    seconds=ended - began,
+                    k=k,
+                    ahead=draft.ahead,
+                    distributions=self._distributions(answer, draft, position),
+                )
                 yield last
                 index += 1
             yield Finished(reason)
@@ -198,7 +205,7 @@ class Decoding:
         return answer, None
 
     def _distributions(self, answer: Answer, draft: Draft, position: int) -> Distributions | None:
-        if answer.target_probs is None:
+        if not self.distributions or answer.target_probs is None:
             return None
         seed = self.rule.settings.seed if self.rule.name == MATCH else None
         return Distributions(position, answer.target_probs[: len(answer.guesses) + 1], draft.drawn_from, seed)

@@ -39,10 +39,7 @@ class PromptLookup(Drafter):
         position = self.match(context)
         if position is None:
             return Draft()
-        source = list(context[position : position + k])
-        while len(source) < k:
-            source += source
-        return Draft(source[:k])
+        return Draft([context[position + drafted % (len(context) - position)] for drafted in range(k)])
 
     def match(self, context: Sequence[int]) -> int | None:
         """The position of what followed these words the last time; None if they are new."""
@@ -51,7 +48,7 @@ class PromptLookup(Drafter):
     def _matching(self, context: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         """For each n-gram that ends the context, the longest first: its length, and the positions of what followed."""
         # The n-grams that end the context have no continuation yet and stay out of the index.
-        for position in range(max(self._indexed, 1), len(context)):
+        for position in range(self._indexed, len(context)):
             for n in range(SHORTEST, min(LONGEST, position) + 1):
                 self._followers[tuple(context[position - n : position])].append(position)
         self._indexed = len(context)

@@ -21,7 +21,7 @@ ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on th
 class Runner:
     """A causal language model that reads one sequence, with a cache that rolls back and lives for one run.
 
-    The answers here are those of a runner that can do nothing but read.
+    The defaults are those of a runner that can only read.
 
     Attributes:
         length: tokens in the cache.
@@ -85,7 +85,7 @@ class Runner:
         return 0.0
 
     def captured(self, key: object, function: Callable[..., T]) -> Callable[..., T]:
-        """A function of tensors as its calls are captured where passes are; else the function itself.
+        """A function of tensors whose calls are captured, as passes are; without captures the function itself.
 
         Functions with the same `key` compute the same.
         """
