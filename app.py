@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from specdemo.errors import BadInput
 from specdemo.system.imports import import_quickly
-from specdemo.types import BadInput
 
 if __name__ == "__main__":
     try:

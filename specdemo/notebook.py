@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from .decoding.events import Finished, emitted_tokens
+from .errors import BadInput
 from .models.kept import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
 from .racing.asked import Request, fitted, parameters
 from .racing.outcome import Outcome
 from .racing.trace import PLAIN, Entry, save_trace, write_trace
-from .types import BadInput
 from .ui.race.request import read_request
 
 BETWEEN = 0.2  # seconds between two pictures of the texts; the lanes' clocks stand still meanwhile

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
-from .types import BadInput
+from .errors import BadInput
 
 MAX_K = 16
 MAX_NODES = 63  # of a drafted tree: with the token that they follow they fill a word of 64 bits

@@ -51,6 +51,7 @@ from specdemo.cli.options import (
     save_json,
     show_table,
 )
+from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.provenance import provenance
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
@@ -58,7 +59,6 @@ from specdemo.racing.stats import Stats
 from specdemo.settings import Settings
 from specdemo.studies.statistics import Spread
 from specdemo.system.imports import import_quickly
-from specdemo.types import BadInput
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

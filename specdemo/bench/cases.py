@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..models.sources import Source
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..servers.llamacpp_process import can_start
 from ..settings import AUTO, MATCH
-from ..types import BadInput
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

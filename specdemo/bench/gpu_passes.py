@@ -36,7 +36,7 @@ from ..engines.rows import MOST_ROWS, branches_of
 from ..engines.runner import Runner
 from ..settings import MAX_K, Settings
 from ..system.device import seconds_of
-from ..types import Draft
+from ..tokens import Draft
 from .models import bytes_read, captured, random_model
 from .roofline import against_memory
 from .rows import Row

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..models.source import Source
 from ..models.store import Progress
@@ -20,7 +21,6 @@ from ..servers.llamacpp import LlamaCpp, asked_of
 from ..servers.llamacpp_process import started
 from ..settings import Settings
 from ..studies.greedy import check_tokens
-from ..types import BadInput
 from .cases import DRAFTING, LLAMA, NGRAM, Case
 from .rows import Row, run_of
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..decoding.events import Event, emitted_tokens
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..racing.lanes import write_in_turn
 from ..racing.memory import Memory, remembering
@@ -23,7 +24,6 @@ from ..racing.race import check_fits, start
 from ..racing.stats import Stats, counts_by_place
 from ..settings import MATCH, Settings
 from ..studies.prompts import Prompt
-from ..types import BadInput
 from .cases import ALONE, OURS, TREE, Case
 from .hf import generate, models
 from .llamacpp import Server

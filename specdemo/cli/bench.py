@@ -13,13 +13,13 @@ import typer
 from tqdm import tqdm
 from typer import Argument, Option
 
+from ..errors import BadInput
 from ..models.presets import PRESETS
 from ..models.results import joined, read_results, results_path
 from ..settings import AUTO, MATCH, MAX_K, Settings, one_of, read_k
 from ..studies.prompts import read_prompts, some
 from ..studies.study import PROMPT_FILES
 from ..system.imports import import_quickly
-from ..types import BadInput
 from .models import Models
 from .options import (
     Device,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ..types import BadInput
+from ..errors import BadInput
 from .models import ModelsOrEager
 from .options import (
     AnyK,

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from ..errors import BadInput
 from ..models.presets import DEFAULT_PRESET, find_preset
-from ..types import BadInput
 from .models import Models
 from .options import PresetName
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from ..errors import BadInput
 from ..racing.compare import is_comparable
 from ..racing.provenance import provenance
 from ..racing.trace import read_trace, trace_lines
@@ -21,7 +22,6 @@ from ..settings import SETTINGS, Field, Settings, read_k
 from ..studies.lab import STUDIES
 from ..studies.prompts import read_prompts, readable
 from ..studies.study import PROMPT_FILES, Study, settings_in
-from ..types import BadInput
 from .models import Models, ModelsOrEager
 from .options import (
     SERVER_KEY,

@@ -16,12 +16,13 @@ import typer
 from typer import Option
 
 from ..decoding.events import Finished, emitted_tokens
+from ..errors import BadInput
 from ..models.presets import load_presets
 from ..racing.lanes import LaneText
 from ..racing.memory import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
-from ..types import BadInput, TokenKind
+from ..tokens import TokenKind
 from .bench import app as bench_app
 from .check import check
 from .doctor import doctor

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from ..errors import BadInput
 from ..models.presets import DEFAULT_PRESET, Preset, find_preset, preset_of, with_head
 from ..system.imports import import_quickly
-from ..types import BadInput
 from .options import Device, DType
 
 if TYPE_CHECKING:

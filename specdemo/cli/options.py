@@ -16,13 +16,13 @@ import typer
 from tqdm import tqdm
 from typer import Argument, Option
 
+from ..errors import BadInput
 from ..models.presets import Preset
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
 from ..racing.memory import MemoryFile
 from ..settings import SETTINGS, Field, Settings, read_k, reason
 from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
 from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
-from ..types import BadInput
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

@@ -12,8 +12,9 @@ from itertools import repeat
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import NotFinite
 from ..settings import MAX_NODES
-from ..types import Draft, DraftedToken, DraftOutcome, NotFinite, Token, TokenKind
+from ..tokens import Draft, DraftedToken, DraftOutcome, Token, TokenKind
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import DraftOutcome
+from ..tokens import DraftOutcome
 from .costs import CostModel, DraftPlan, DraftStats
 from .drafter import Drafter
 from .either import source_of, sources_of

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import BadInput
 from ..settings import brief
 from ..system.progress import check_stopped
-from ..types import BadInput, Draft
+from ..tokens import Draft
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..settings import MAX_K
-from ..types import DraftOutcome
+from ..tokens import DraftOutcome
 
 FORGET = 0.95  # a draft's weight is multiplied by this when one more is made
 PRIOR_TESTS = 2.0  # the weight of a position's prior, in tests

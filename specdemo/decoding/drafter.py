@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..engines.passes import PendingPass
 from ..engines.runner import Runner
-from ..types import Draft
+from ..tokens import Draft
 from .acceptance import Answer
 from .parts import DrafterParts
 from .rule import Rule

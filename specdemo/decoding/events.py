@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from ..types import Ahead, DraftedToken, FinishReason, FloatIfKnown, Token
+from ..tokens import Ahead, DraftedToken, FinishReason, FloatIfKnown, Token
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from ..engines.passes import PendingPass
 from ..engines.runner import Pass, Runner
+from ..errors import BadInput
 from ..settings import MATCH, Settings
 from ..system.device import elapsed_seconds, timestamp
-from ..types import BadInput, Draft, FinishReason
+from ..tokens import Draft, FinishReason
 from .acceptance import Answer, path_of
 from .costs import CostModel
 from .drafter import Drafter, DraftOptions, drafted

@@ -12,7 +12,7 @@ import torch
 from ..engines.runner import ANY_ROWS, Runner
 from ..settings import MAX_K
 from ..system.progress import check_stopped, tell
-from ..types import Draft
+from ..tokens import Draft
 from .adaptive_k import DraftLengthController
 from .batch import decode
 from .costs import CostModel

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..settings import REJECTION, Settings
 from ..system.device import packed, to_device, unpacked
-from ..types import Draft
+from ..tokens import Draft
 from . import noise
 from .acceptance import Answer, answer_to, follow
 from .rule import Capturing, Rule, drafted_probs, parent_rows, row_depths

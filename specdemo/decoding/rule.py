@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..engines.rows import depths_of, size_of_tree
 from ..settings import MATCH, MAX_K, Settings
 from ..system.device import packed, to_device, unpacked
-from ..types import Draft
+from ..tokens import Draft
 from . import noise
 from .acceptance import Answer, follow
 from .constraint import Constraint

@@ -25,9 +25,10 @@ from ..decoding.rule import Drawn, Rule
 from ..engines.passes import PendingPass
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Runner
+from ..errors import BadInput
 from ..settings import AUTO
 from ..system.device import to_device
-from ..types import Ahead, BadInput, Draft
+from ..tokens import Ahead, Draft
 from .chain import fitted
 from .draft_model import DraftModel
 

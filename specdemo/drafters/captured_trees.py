@@ -14,9 +14,10 @@ from ..decoding.acceptance import DRAFTER_OVERFLOWED
 from ..decoding.rule import Rule
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.rows import MOST_ROWS, WIDTH
+from ..errors import NotFinite
 from ..settings import MAX_NODES
 from ..system.device import packed, to_device, unpacked
-from ..types import Draft, NotFinite
+from ..tokens import Draft
 from .tree import tree_of
 
 VALUE, SHARE, TOKEN, PARENT = range(4)  # lines of a table

@@ -13,7 +13,7 @@ from ..decoding.rule import Drawn, Rule
 from ..engines.gpu.capture import CapturedFunctions
 from ..engines.passes import PendingPass, alone, answered
 from ..system.device import to_device
-from ..types import Draft
+from ..tokens import Draft
 
 NextLogits = Callable[[Sequence[Tensor]], Tensor]
 """Gets the tokens drawn so far, [1] int64 each, and returns the logits of the next one, [1, V]."""

@@ -17,7 +17,8 @@ from ..engines.gpu.graph import CapturedPasses, GraphRunner
 from ..engines.passes import PendingPass
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, Runner
-from ..types import BadInput, Draft, NotFinite
+from ..errors import BadInput, NotFinite
+from ..tokens import Draft
 from .captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from .chain import captured_chain, draw_chain, fitted
 from .tree import grow_by_depth

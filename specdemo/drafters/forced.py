@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..decoding.constraint import Constraint
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions, Proposal
 from ..decoding.either import Either
-from ..types import Draft
+from ..tokens import Draft
 
 
 class Forced(Drafter):

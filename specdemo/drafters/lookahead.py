@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from ..decoding.acceptance import Answer
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
 from ..settings import MAX_NODES
-from ..types import Draft
+from ..tokens import Draft
 from .tree import tree_of
 
 LEVELS = 2  # of the window: an n-gram has one token more

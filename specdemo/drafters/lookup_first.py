@@ -13,7 +13,7 @@ from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.passes import PendingPass
 from ..engines.runner import Runner
-from ..types import Draft
+from ..tokens import Draft
 from .prompt_lookup import PromptLookup
 from .tree import merged
 

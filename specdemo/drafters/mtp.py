@@ -19,7 +19,7 @@ from ..engines.runner import Runner
 from ..settings import MAX_K
 from ..system.device import to_device
 from ..system.progress import tell
-from ..types import Draft
+from ..tokens import Draft
 from .chain import draw_chain
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..types import BadInput
+from ..errors import BadInput
 
 if TYPE_CHECKING:
     from ..decoding.drafter import Drafter

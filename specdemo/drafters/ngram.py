@@ -19,8 +19,9 @@ from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner
+from ..errors import BadInput
 from ..settings import reason
-from ..types import BadInput, Draft
+from ..tokens import Draft
 from .chain import NextLogits, draw_chain
 from .tree import Child, grow
 
@@ -82,7 +83,7 @@ def key_of(context: Sequence[int], vocab_size: int) -> int:
 
 @lru_cache(maxsize=4)
 def load_table(path: Path) -> NgramTable:
-    """Read a table written by `train.ngram`."""
+    """Read a table written by `tools.train.ngram`."""
     try:
         with safe_open(path, framework="numpy") as file:
             provenance = json.loads(file.metadata()["provenance"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
-from ..types import Draft
+from ..tokens import Draft
 
 
 class NoDrafter(Drafter):

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ..decoding.drafter import CHAIN, Drafter, DraftOptions
-from ..types import Draft
+from ..tokens import Draft
 from .tree import grow
 
 LONGEST, SHORTEST = 5, 2  # tokens that must match

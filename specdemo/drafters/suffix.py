@@ -18,7 +18,7 @@ from ..decoding.parts import DrafterParts
 from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner
-from ..types import Draft
+from ..tokens import Draft
 from .tree import Child, grow
 
 LONGEST = 64  # tokens of a stretch whose occurrences are counted

@@ -20,7 +20,8 @@ from ..decoding.acceptance import DRAFTER_OVERFLOWED
 from ..decoding.rule import Rule
 from ..engines.passes import PendingPass, answered
 from ..engines.rows import MOST_ROWS, WIDTH
-from ..types import Draft, NotFinite
+from ..errors import NotFinite
+from ..tokens import Draft
 from .chain import fitted
 
 State = TypeVar("State")

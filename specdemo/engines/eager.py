@@ -14,8 +14,8 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from ..errors import BadInput
 from ..system.device import to_device
-from ..types import BadInput
 from .families import DEPENDS_ON_LENGTH
 from .modules import cache_argument, decoder_layers, layers_at, outputs_of, with_module
 from .rows import mask_of, places

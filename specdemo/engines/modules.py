@@ -13,8 +13,8 @@ from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..errors import BadInput
 from ..system.progress import check_stopped
-from ..types import BadInput
 
 
 def cache_argument(kind: type[PreTrainedModel]) -> str:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..errors import BadInput
 from ..system.device import to_device
-from ..types import BadInput
 from .passes import PendingPass, Together
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from pathlib import Path
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
+from ..errors import BadInput
 from ..system.folders import cache_folder
-from ..types import BadInput
 from .store import CHECKED, size_of
 
 KEPT = (".lock", ".so", CHECKED)  # empty, compiled in a second, or a few bytes

@@ -16,8 +16,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from ..errors import BadInput, NotFinite
 from ..settings import reason
-from ..types import BadInput, NotFinite
 from .store import LoadError, is_disk_full
 
 

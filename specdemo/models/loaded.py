@@ -25,6 +25,7 @@ from ..engines.choose import MakeRunner, dtype_in_range
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.families import attending_layers, knows
 from ..engines.runner import Runner
+from ..errors import BadInput
 from ..system.hardware import (
     AS_STORED,
     choose_devices,
@@ -35,7 +36,6 @@ from ..system.hardware import (
     device_name,
     dtype_name,
 )
-from ..types import BadInput
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint, stored_size
 from .errors import causes

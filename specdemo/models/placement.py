@@ -10,8 +10,8 @@ import psutil
 import torch
 
 from ..engines.choose import SHARE
+from ..errors import BadInput
 from ..system.hardware import free_memory
-from ..types import BadInput
 from .sizes import ModelPart
 from .store import LoadError
 

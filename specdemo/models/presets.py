@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
 
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..settings import AUTO, DTYPES, Settings
-from ..types import BadInput
 from .results import read_results, results_path
 from .source import GGUF, Source
 from .sources import SourceTable, head_source, source_named, source_of

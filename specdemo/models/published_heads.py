@@ -15,8 +15,8 @@ from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, Published
 from ..drafters.heads.published_shape import Format, TargetSizes, format_of, read_config
 from ..drafters.names import drafter_class
 from ..engines.families import final_norm_eps
+from ..errors import BadInput
 from ..system.weight_map import files_in
-from ..types import BadInput
 from .checkpoint import Checkpoint
 from .errors import wrap_load_errors
 from .presets import Preset

@@ -20,8 +20,8 @@ from ..engines.choose import dtype_in_range, engine_of, is_exact
 from ..engines.families import FAMILIES, is_hybrid
 from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
+from ..errors import BadInput
 from ..system.hardware import AS_STORED, choose_devices, choose_dtype, compute_dtype, free_memory
-from ..types import BadInput
 from .checkpoint import find_checkpoint, stored_size
 from .errors import wrap_load_errors
 from .gguf import LONG, WHOLE, Header, check_header

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import BadInput
 from ..settings import AUTO
-from ..types import BadInput
 
 
 def results_path(preset: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ..types import BadInput
+from ..errors import BadInput
 from .store import LoadError, Progress
 from .tables import NO_OTHERS, RelativePath, Text, table_as, table_of
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, ValidationInfo
 
+from ..errors import BadInput
 from ..settings import is_text
 from ..system.allowed import allowed
-from ..types import BadInput
 from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel

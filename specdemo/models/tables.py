@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..types import BadInput
+from ..errors import BadInput
 
 if sys.version_info >= (3, 11):
     import tomllib

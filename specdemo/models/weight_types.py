@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
+from ..errors import BadInput
 from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, dtype_name
-from ..types import BadInput
 from .source import Source
 
 

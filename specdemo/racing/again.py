@@ -15,9 +15,9 @@ from ..decoding.batch import decode, decode_batch
 from ..decoding.events import Event, Prefilled, Round, emitted_tokens
 from ..decoding.loop import Decoding, Form, Given
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..settings import AUTO, Settings
-from ..types import BadInput
 from .asked import PLAIN, DraftedLane, Request, lane_of
 from .batch import check_prompts, entries_of
 from .compare import first_difference, is_comparable

@@ -8,9 +8,9 @@ from itertools import chain, cycle, islice, zip_longest
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..drafters.names import check_known
+from ..errors import BadInput
 from ..models.presets import Defaults, load_prompts
 from ..settings import AUTO, MAX_K, MAX_NODES, SETTINGS, Field, Settings, brief, read_k, whole_if_it_is
-from ..types import BadInput
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..decoding.events import emitted_tokens
 from ..settings import AUTO, MATCH, MAX_K, MAX_NODES, Settings
-from ..types import Token
+from ..tokens import Token
 from .asked import DraftedLane
 from .trace import Entry
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..decoding.acceptance import branches, parents_of
 from ..decoding.events import Round, text_of
+from ..errors import BadInput
 from ..settings import MATCH, Settings
-from ..types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from ..tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from .asked import PLAIN, Request
 from .trace import Entry
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ..decoding.acceptance import parents_of
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..system.progress import check_stopped
-from ..types import DraftedToken, Token
+from ..tokens import DraftedToken, Token
 from .probabilities import probabilities_of
 from .trace import Entry
 

@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from ..drafters.names import DRAFTERS
-from ..types import BadInput
+from ..errors import BadInput
 from .asked import DraftedLane
 from .trace import MOST
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..decoding import noise
 from ..decoding.acceptance import branches, path_of, places_tested
 from ..decoding.events import Distributions, Round
-from ..types import DraftedToken
+from ..tokens import DraftedToken
 from .trace import Candidate, TokenProbabilities
 
 SHOWN = 10  # tokens

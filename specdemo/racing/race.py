@@ -17,11 +17,11 @@ from ..decoding.rule import Match, Rule
 from ..drafters.ahead import DraftingAhead
 from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, PARALLEL, behind, check_known, drafter_class
+from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
-from ..types import BadInput
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
 from .lanes import Lane, LaneText, StopStrings, race_lanes
 from .trace import Entry

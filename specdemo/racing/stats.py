@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..decoding.acceptance import branches, places_tested
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
-from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
+from ..tokens import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 FIGURES = (
     "tokens",

@@ -15,7 +15,7 @@ from ..decoding.events import Event
 from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
 from ..settings import Settings
-from ..types import FinishReason
+from ..tokens import FinishReason
 from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import weight_bytes

@@ -21,8 +21,9 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 
 from ..decoding.acceptance import kind_after, parents_of, walk
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from ..errors import BadInput
 from ..settings import MAX_NODES, MAX_SEED, REJECTION, Settings
-from ..types import Ahead, BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from ..tokens import Ahead, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .asked import AT_ONCE, PLAIN, SPECULATIVE, Request
 
 TRACE_VERSION = 2

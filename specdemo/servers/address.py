@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from ..errors import BadInput
 from ..system.allowed import allowed
-from ..types import BadInput
 
 PORTS = {"http": 80, "https": 443}
 MAX_ADDRESS = 300  # characters

@@ -16,9 +16,9 @@ import httpcore
 import httpx
 from pydantic import AliasPath, Field, Strict, ValidationError
 
+from ..errors import BadInput
 from ..models.tables import json_as, table_as
 from ..system.progress import check_stopped
-from ..types import BadInput
 from .address import Address
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from typing import Annotated, Protocol
 
 from pydantic import ValidationError
 
+from ..errors import BadInput
 from ..models.tables import table_as
 from ..settings import Settings
-from ..types import BadInput
 from .address import Address
 from .client import Client, at
 from .llamacpp import LlamaCpp

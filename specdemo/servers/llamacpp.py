@@ -17,9 +17,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, Strict, ValidationError
 
+from ..errors import BadInput
 from ..models.tables import table_as
 from ..settings import Settings
-from ..types import BadInput, FinishReason
+from ..tokens import FinishReason
 from .client import Client, Count, Ids, Number, TokenIds, at
 from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, ServerReport, Step, check_limit, read_counters
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..types import BadInput
+from ..errors import BadInput
 
 PYTHON = "SPECDEMO_LLAMACPP_PYTHON"  # names another Python that has llama.cpp's server
 START_SECONDS = 300

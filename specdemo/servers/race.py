@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..decoding.events import Event, text_of
+from ..errors import BadInput
 from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.compare import OWN_DRAFTER
 from ..racing.lanes import Lane, race_lanes
@@ -15,7 +16,7 @@ from ..racing.outcome import Outcome, report
 from ..racing.stats import Stats
 from ..racing.trace import Entry, request_of
 from ..settings import REJECTION, Settings
-from ..types import BadInput, Token
+from ..tokens import Token
 from .dialects import Dialect
 from .steps import Prompt, ServerReport, events_of
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, AliasPath, Field
 
+from ..errors import BadInput
 from ..settings import Settings
-from ..types import BadInput
 from .client import Client, Count, Ids, TokenIds, at
 from .steps import Counters, Prompt, ServerReport, Step, reason_in, recovered, steps_of, texts_split
 

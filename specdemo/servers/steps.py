@@ -16,7 +16,8 @@ from itertools import accumulate
 
 from ..decoding.acceptance import kind_after, walk
 from ..decoding.events import Event, Finished, Prefilled, Round
-from ..types import BadInput, DraftedToken, FinishReason, Token, TokenKind
+from ..errors import BadInput
+from ..tokens import DraftedToken, FinishReason, Token, TokenKind
 from .client import Client
 
 LIKELIEST = 10  # how many next tokens a probability is asked for

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..settings import COMMAND, FORM, MAX_AHEAD, MAX_K, Field
 from ..system.imports import LazyModule
-from ..types import BadInput
 from .statistics import Spread, geometric_mean, pooled_rate
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadInput
 from ..servers.address import Address
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
-from ..types import BadInput
 from .perplexity import loaded_as
 from .prompts import Prompt
 from .statistics import Spread, pooled_rate, rates_differ

@@ -14,12 +14,12 @@ from dataclasses import replace
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadInput
 from ..servers.address import Address
 from ..servers.flags import elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from ..system.progress import Stopped, attended, check_stopped
-from ..types import BadInput
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Table, table
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadInput
 from ..settings import SETTINGS, Field, Settings
 from ..system.imports import LazyModule
-from ..types import BadInput
 from .study import DRAFTER, PROMPT, Study, k_field, some_of_each, temperature_field
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
+from ..errors import BadInput
 from ..racing.compare import Comparison, compared
 from ..settings import REJECTION, Settings
 from ..system.progress import Stopped, attended, check_stopped
-from ..types import BadInput
 from .prompts import Prompt, read_prompts
 from .study import PROMPT_FILES, some_of_each
 from .writers import Writer, Written

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoding.acceptance import branches
 from ..decoding.events import Round, text_of
+from ..errors import BadInput
 from ..racing.lanes import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..system.imports import LazyModule
-from ..types import BadInput, DraftOutcome
+from ..tokens import DraftOutcome
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
 

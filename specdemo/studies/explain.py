@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.acceptance import branches
 from ..decoding.events import Event, Round
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
-from ..types import BadInput
 from . import theory
 from .profile import TARGET, Timing, profile, steps, summarise, timing
 from .profile import costs as costs_of

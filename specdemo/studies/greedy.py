@@ -14,13 +14,14 @@ import torch
 
 from ..decoding.events import emitted_tokens
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..racing.compare import compare, is_exact, is_near_tie
 from ..racing.race import check_drafter, check_fits, start
 from ..servers.llamacpp import LlamaCpp
 from ..servers.race import gap
 from ..settings import Settings
-from ..types import BadInput, Token, TokenKind
+from ..tokens import Token, TokenKind
 from .prompts import Prompt
 from .statistics import POWER
 from .tables import grouped

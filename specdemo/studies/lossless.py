@@ -22,11 +22,12 @@ from ..decoding.acceptance import places_tested
 from ..decoding.events import Event, Round, emitted_tokens
 from ..decoding.rule import Rule
 from ..decoding.warping import probabilities
+from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
 from ..settings import MAX_K, MAX_NODES, MAX_SEED, Settings
-from ..types import BadInput, Token, TokenKind
+from ..tokens import Token, TokenKind
 from .remember import Remembering, from_one_context
 from .rules import BY_RATIO, Accepted, RuleResult, accepted_of, each_rule, emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught

@@ -11,12 +11,12 @@ from functools import partial
 from math import exp, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadInput
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp
 from ..servers.llamacpp_process import can_start, started
 from ..system.imports import LazyModule
-from ..types import BadInput
 from .prompts import readable
 from .statistics import Spread, pooled_rate
 from .study import some_of_each

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..types import BadInput
+from ..errors import BadInput
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

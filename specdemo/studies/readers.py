@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Finished, Round
+from ..errors import BadInput
 from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, Settings, read_k
 from ..system.imports import LazyModule
-from ..types import BadInput
 from .statistics import Spread, geometric_mean
 from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, temperature_field
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
 from ..decoding.rule import Match, Rule
+from ..errors import BadInput
 from ..racing.race import rule_for
 from ..settings import REJECTION, Settings
-from ..types import BadInput
 
 SIZES = (1, 2, 4, 8)  # children
 OWN_DRAW, IN_TURN, BY_RATIO = "draw from p", "test by p, in turn", "test by p / q, in turn"

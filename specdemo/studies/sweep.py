@@ -10,11 +10,11 @@ from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ..errors import BadInput
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
 from ..settings import COMMAND, FORM, MATCH, MAX_K, Field, Settings
 from ..system.imports import LazyModule
-from ..types import BadInput
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
 from .study import DRAFTERS, NEW_TOKENS, RULE, Study, prompt_fields
 from .tables import Rows, Table, grouped, table

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..errors import BadInput
 from ..racing.figures import alpha_for, expected_tokens, speeds_by_k
 from ..settings import MAX_K
-from ..types import BadInput
 from . import tables
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # the values of K of a table

@@ -16,7 +16,7 @@ from ..servers.dialects import Dialect
 from ..servers.race import gap, server_lane
 from ..servers.steps import ServerReport
 from ..settings import Settings
-from ..types import Token
+from ..tokens import Token
 
 Places = list[tuple[int | None, int]]
 """For each position of a draft how many tokens were tested there, None if that is unknown, and how many accepted."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..types import BadInput
+from ..errors import BadInput
 
 SWITCH = "SPECDEMO_CPU"  # an environment variable: one of the `LEVELS`, or nothing
 

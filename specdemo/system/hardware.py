@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..errors import BadInput
 from ..settings import check_dtype_name
-from ..types import BadInput
 from .cpu_level import SWITCH, level
 
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path, PureWindowsPath
 
+from ..errors import BadInput
 from ..settings import brief
-from ..types import BadInput
 
 
 def files_in(index: Path) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import gradio as gr
 
+from ..errors import BadInput
 from ..racing.asked import AT_ONCE, parameters
-from ..types import BadInput
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE

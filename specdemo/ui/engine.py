@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
+from ..errors import BadInput
 from ..models.hub_token import asking_with
 from ..models.kept import MadeOf, made_of
 from ..models.presets import Preset
@@ -22,7 +23,6 @@ from ..racing.trace import Entry
 from ..settings import Settings, one_of
 from ..system.imports import import_quickly
 from ..system.progress import attended
-from ..types import BadInput
 from .access import Access
 from .durations import Durations, Timed
 from .facts import facts

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..decoding.events import emitted_tokens
-from ..types import BadInput
+from ..errors import BadInput
 from .engine import OWN
 from .jobs import Job
 from .race.run import RaceRun

@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 
 from ..drafters.names import DRAFTERS
+from ..errors import BadInput
 from ..models.presets import Preset
 from ..racing.asked import PLAIN, SPECULATIVE, parameters
 from ..racing.explained import explained
@@ -23,7 +24,6 @@ from ..racing.trace import Entry, read_trace, request_of, trace_lines
 from ..settings import read_k
 from ..studies.check import Check
 from ..studies.study import ABLE
-from ..types import BadInput
 from .api import player
 from .budgets import Budgets
 from .engine import Engine

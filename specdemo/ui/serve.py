@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 
+from ..errors import BadInput
 from ..models.hub_token import login_is_offered
 from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
 from ..settings import check_dtype_name
-from ..types import BadInput
 from . import health, hub_login, zero
 from . import mcp as mcp_tools
 from .budgets import Budgets

@@ -21,6 +21,7 @@ import torch
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.decoding.parts import DrafterParts
+from specdemo.errors import BadInput
 from specdemo.models.hub_token import hub_token
 from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder
@@ -32,7 +33,7 @@ from specdemo.racing.trace import Entry
 from specdemo.settings import AUTO, SETTINGS, Settings
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Status
 from specdemo.ui.lab.pictures import BY_WORDS, PICTURES

@@ -11,7 +11,7 @@ from specdemo.studies.diagnosis import Diagnosis
 from specdemo.studies.doctor import Doctor, DoctorPlan
 from specdemo.studies.writers import Writer, Written, _of_events
 from specdemo.system.progress import check_stopped
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
 SCRIPT = "<script>alert('é')</script>"
 Rounds = Sequence[tuple[int, int]]  # of each round how many tokens were drafted, and how many of them passed

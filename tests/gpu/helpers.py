@@ -17,7 +17,7 @@ from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.passes import alone
-from specdemo.types import Draft
+from specdemo.tokens import Draft
 from tests.harness.classes import FusedModel
 
 VOCAB = 512

@@ -18,8 +18,8 @@ from specdemo.engines.gpu.graph import LONGEST, Graphs
 from specdemo.engines.passes import alone, answered
 from specdemo.engines.rows import MOST_ROWS
 from specdemo.engines.runner import Runner
+from specdemo.errors import BadInput
 from specdemo.settings import MAX_K
-from specdemo.types import BadInput
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
 
 from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny

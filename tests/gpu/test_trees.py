@@ -14,7 +14,7 @@ from specdemo.drafters.heads.ready import HeadSlots
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, Settings
-from specdemo.types import Draft
+from specdemo.tokens import Draft
 from tests.harness.classes import GraphRunner
 from tests.harness.doubles import accepting, proposed
 

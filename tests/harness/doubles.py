@@ -26,7 +26,7 @@ from specdemo.engines.passes import alone
 from specdemo.engines.runner import ANY_ROWS, Pass, Runner
 from specdemo.settings import MAX_NODES
 from specdemo.system import device
-from specdemo.types import Draft, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import Draft, DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel
 
 VOCAB = 4  # tokens of a table model

@@ -26,7 +26,7 @@ from specdemo.decoding.rejection import verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.warping import probabilities
 from specdemo.settings import REJECTION, Settings
-from specdemo.types import Draft
+from specdemo.tokens import Draft
 from tests.harness.classes import Match, Rejection
 
 from .doubles import ids_of

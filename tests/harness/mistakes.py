@@ -14,7 +14,7 @@ from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.rejection import TESTING, residual, sample, verify
 from specdemo.decoding.warping import probabilities
 from specdemo.settings import Settings
-from specdemo.types import Draft, Token, TokenKind
+from specdemo.tokens import Draft, Token, TokenKind
 from tests.harness.classes import Rejection
 
 from .doubles import VOCAB, answering

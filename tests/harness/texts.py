@@ -19,7 +19,7 @@ from specdemo.drafters.names import drafter_class
 from specdemo.racing.race import rule_for, start
 from specdemo.settings import AUTO, Settings
 from specdemo.studies.statistics import chi_square
-from specdemo.types import DraftOutcome
+from specdemo.tokens import DraftOutcome
 from tests.harness.classes import DraftLengthController, Loaded
 
 from .doubles import copying, ids_of, rounds_of

@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Locator, Page, Playwright, expect
 from specdemo.decoding.events import Finished, Round, emitted_tokens
 from specdemo.racing.trace import Entry
 from specdemo.studies.lab import STUDIES
-from specdemo.types import DraftOutcome
+from specdemo.tokens import DraftOutcome
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.lab.tab import FRONT
 from specdemo.ui.look import launch_options

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Error
 
+from specdemo.errors import BadInput
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.studies.tables import text_table
-from specdemo.types import BadInput
 from tests.harness.classes import Stats
 from tools import page as bench_page
 from tools.page import (

@@ -15,6 +15,7 @@ from gradio_client import Client
 from playwright.sync_api import expect
 
 from specdemo.decoding.events import Finished, Prefilled, Round
+from specdemo.errors import BadInput
 from specdemo.models.presets import Defaults
 from specdemo.racing.trace import (
     PLAIN,
@@ -28,7 +29,7 @@ from specdemo.racing.trace import (
 )
 from specdemo.settings import MAX_K, MAX_NODES, Settings
 from specdemo.studies.lab import STUDIES
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.budgets import Budgets, starting
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import Job

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from specdemo.errors import BadInput
 from specdemo.models import report as reporting
 from specdemo.models.presets import read_preset
 from specdemo.models.sources import Folder, Hub
@@ -25,7 +26,6 @@ from specdemo.servers.address import Address
 from specdemo.servers.race import TURNS
 from specdemo.settings import Settings
 from specdemo.studies.lab import STUDIES
-from specdemo.types import BadInput
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import MOST_OWN, EngineTrouble, real_backend
 from specdemo.ui.lab.run import LabRun

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from specdemo.errors import BadInput
 from specdemo.studies import lossless, profile
 from specdemo.studies.check import Check
 from specdemo.studies.checks import DESCRIPTIONS
@@ -29,7 +30,6 @@ from specdemo.studies.rules import BROKEN
 from specdemo.studies.study import some_of_each
 from specdemo.studies.tables import Table
 from specdemo.system.progress import check_stopped
-from specdemo.types import BadInput
 from specdemo.ui.engine import EngineTrouble, Pauses, real_backend
 from specdemo.ui.lab import plots
 from specdemo.ui.lab import run as lab_run

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from specdemo.decoding.events import emitted_tokens
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 from specdemo.ui import mcp as tools
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import real_backend

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from specdemo.errors import BadInput
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, Request
 from specdemo.settings import Settings
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.race.colours import row_of
 from specdemo.ui.race.messages import Lanes
 from specdemo.ui.race.request import read_request

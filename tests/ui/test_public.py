@@ -17,9 +17,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from specdemo.errors import BadInput
 from specdemo.settings import SETTINGS
 from specdemo.studies.lab import STUDIES
-from specdemo.types import BadInput
 from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.other_work import OtherWork
 from specdemo.ui.race import tab as race_tab

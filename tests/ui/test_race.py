@@ -16,6 +16,7 @@ from gradio_client import Client
 from playwright.sync_api import APIResponse, Browser, Page, Request, Route, expect
 
 from specdemo.decoding.events import Round
+from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load_prompts
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
@@ -26,7 +27,7 @@ from specdemo.racing.summary import CAUSES
 from specdemo.racing.trace import Entry, read_trace
 from specdemo.racing.verdict import numbers
 from specdemo.settings import AUTO
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.engine import Pauses, real_backend
 from specdemo.ui.race import run as race_run
 from specdemo.ui.race.colours import CODES

@@ -29,7 +29,7 @@ from specdemo.models.presets import DEFAULT_PRESET, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Candidate, Entry, Request, TokenProbabilities, read_trace, write_trace
 from specdemo.settings import REJECTION, Settings
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.colours import row_of
 from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay import opening, routes

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from specdemo import __version__
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 from specdemo.ui import health
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.race.run import RaceRun

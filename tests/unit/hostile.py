@@ -23,13 +23,13 @@ from typing import Any
 import torch
 import transformers as hf
 
+from specdemo.errors import BadInput, NotFinite
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Folder, Gguf, Source
 from specdemo.models.store import LoadError
 from specdemo.racing.race import race
 from specdemo.settings import Settings
-from specdemo.types import BadInput, NotFinite
 from tests.harness.files import make_tokenizer, write_gguf
 from tests.harness.models import preset_of, save, tiny
 

@@ -23,7 +23,7 @@ from specdemo.racing.summary import summary
 from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
 from specdemo.racing.verdict import judge_lane as judge
 from specdemo.settings import AUTO, Settings
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT
 from tests.harness.toys import alike_toy

@@ -25,7 +25,7 @@ from specdemo.studies.ahead import (
     summarise,
     times_of,
 )
-from specdemo.types import Ahead
+from specdemo.tokens import Ahead
 
 from ..sentences import tells
 

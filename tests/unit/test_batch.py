@@ -25,6 +25,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding
 from specdemo.engines.passes import PendingPass
 from specdemo.engines.runner import Pass
+from specdemo.errors import BadInput, NotFinite
 from specdemo.models import placement
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
@@ -33,7 +34,6 @@ from specdemo.racing.race import drafters_of, rule_for
 from specdemo.settings import AUTO, MAX_SEED, REJECTION, Settings
 from specdemo.studies.prompts import read_prompts
 from specdemo.system.progress import Stopped
-from specdemo.types import BadInput, NotFinite
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.doubles import (
     MODEL_VOCAB,

@@ -37,12 +37,12 @@ from specdemo.bench.turns import in_turns
 from specdemo.cli.bench import keep
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.drafters import names
+from specdemo.errors import BadInput
 from specdemo.models.results import describe_results
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, MATCH, Settings
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import write_json
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.models import tiny
 

@@ -26,7 +26,8 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.engines import ops
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import Graphs
-from specdemo.types import BadInput, FinishReason, Token, TokenKind
+from specdemo.errors import BadInput
+from specdemo.tokens import FinishReason, Token, TokenKind
 from tests.harness.classes import FusedModel
 
 from ..gpu.helpers import graphs_of, tiny

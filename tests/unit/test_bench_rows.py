@@ -13,11 +13,11 @@ import pytest
 from specdemo.bench.results import drafters_markdown, markdown, overall_rows, read_record, trees_markdown
 from specdemo.bench.rows import Row, command, summarise
 from specdemo.bench.turns import in_turns
+from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
-from specdemo.types import BadInput
 
 from ..sentences import refuses
 

@@ -12,6 +12,7 @@ import torch
 import transformers as hf
 from transformers import PreTrainedTokenizerFast
 
+from specdemo.errors import BadInput
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
 from specdemo.models.loaded import load
@@ -21,7 +22,6 @@ from specdemo.models.sources import Folder, Gguf, Hub
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
 from tests.harness.files import make_tokenizer, write_gguf

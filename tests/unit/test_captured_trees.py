@@ -24,9 +24,10 @@ from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
 from specdemo.engines.runner import is_beginning
+from specdemo.errors import NotFinite
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_K, MAX_NODES, REJECTION, RULES, Settings
-from specdemo.types import Draft, DraftOutcome, NotFinite
+from specdemo.tokens import Draft, DraftOutcome
 from tests.gpu.helpers import ByTable, tree_of_host
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, TableRunner, paths_of, proposed, random_table
 from tests.harness.engines import capture_heads, recorded, tiny_model

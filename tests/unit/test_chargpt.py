@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdemo.decoding.events import emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import PROB_SCALE, load_table
+from specdemo.errors import BadInput
 from specdemo.models.chat import encode as encode_prompt
 from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset
@@ -27,7 +28,6 @@ from specdemo.models.sources import Folder
 from specdemo.racing.race import race, start
 from specdemo.racing.summary import summary
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded, Stats
 from tools.train import chargpt, shakespeare
 from tools.train.chargpt import Recipe, held_out_loss

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import AddedToken, PreTrainedTokenizerFast
 
+from specdemo.errors import BadInput
 from specdemo.models import chat
 from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults, find_preset
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
-from specdemo.types import BadInput
 from tests.harness.files import CHATML, make_tokenizer, spaced_tokenizer, write_gguf
 from tests.harness.models import preset_of, save, tiny
 

@@ -14,6 +14,7 @@ import gradio as gr
 import pytest
 import torch
 
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of as by_name
 from specdemo.servers.flags import elsewhere
@@ -23,7 +24,6 @@ from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, 
 from specdemo.studies.perplexity import Difference, Perplexity, logits_of, loss_of
 from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
-from specdemo.types import BadInput
 from specdemo.ui.lab.pictures import PICTURES
 from specdemo.ui.lab.results import Results
 from tests.harness.files import make_tokenizer, write_gguf

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specdemo.bench.throughput import read
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import race, start
@@ -17,7 +18,6 @@ from specdemo.studies.lossless import sampling
 from specdemo.studies.profile import profile
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.sweep import Sweep
-from specdemo.types import BadInput
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 

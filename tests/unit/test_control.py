@@ -23,7 +23,7 @@ from specdemo.decoding.either import Either
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import Chooser, Form, Given, fixed
 from specdemo.settings import AUTO, MAX_K, Settings
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import CostModel, DraftLengthController
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}

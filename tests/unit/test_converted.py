@@ -223,7 +223,7 @@ from specdemo.models.presets import Preset
 from specdemo.models.sources import Wheel
 from specdemo.racing.race import race
 from specdemo.racing.summary import summary
-from specdemo.types import Settings
+from specdemo.settings import Settings
 
 loaded = load(Preset("toy", "Toy", "A toy.", {wheel!r}, skip_layers=1), "float32", "cpu")
 for drafter in ("none", "prompt-lookup", "layer-skip"):

@@ -17,7 +17,7 @@ from specdemo.decoding.measuring import LENGTHS, Trial, measure_passes
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_K, Settings
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import DraftedToken, DraftOutcome
+from specdemo.tokens import DraftedToken, DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 from tests.harness.doubles import TableRunner, random_table
 from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_of, learn

@@ -19,13 +19,13 @@ from specdemo.engines import linear
 from specdemo.engines.choose import engine_of
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.runner import ANY_ROWS
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.racing.compare import is_exact
 from specdemo.racing.race import start
 from specdemo.settings import Settings
 from specdemo.system import compiled, cpu_level, hardware
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import full_preset

@@ -18,8 +18,9 @@ from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.mtp import Mtp
 from specdemo.drafters.names import behind, drafter_class
+from specdemo.errors import BadInput
 from specdemo.settings import REJECTION, Settings
-from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
+from specdemo.tokens import DraftOutcome, FinishReason, TokenKind
 from tests.harness.classes import HeadDrafter
 from tests.harness.doubles import (
     PROMPT,

@@ -28,7 +28,7 @@ from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, Sample
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
 from specdemo.studies.writers import _of_server
-from specdemo.types import TokenKind
+from specdemo.tokens import TokenKind
 
 from ..fakes.writers import ALONE, DRAFTED, SMALL, Rounds, Scripted, events_of, examined, written
 from ..sentences import gist, tells

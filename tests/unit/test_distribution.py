@@ -21,7 +21,7 @@ from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of, rule_for
 from specdemo.settings import MATCH, MAX_NODES, REJECTION, RULES, Settings
 from specdemo.studies.rules import NoiseUsedTwice
-from specdemo.types import TokenKind
+from specdemo.tokens import TokenKind
 from tests.harness import enumeration, mistakes
 from tests.harness.doubles import (
     HOSTILE,

@@ -19,6 +19,7 @@ import pytest
 
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY, named
 from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.errors import BadInput
 from specdemo.racing.race import start
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
@@ -30,7 +31,6 @@ from specdemo.studies.report import TABLES, html_report
 from specdemo.studies.tables import csv_text, json_text
 from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 
 from ..conftest import Command

@@ -27,10 +27,11 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST
 from specdemo.engines.passes import alone
+from specdemo.errors import BadInput
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of, rule_for, start
 from specdemo.settings import AUTO, MAX_K, Settings
-from specdemo.types import BadInput, DraftOutcome, TokenKind
+from specdemo.tokens import DraftOutcome, TokenKind
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, accepting, costs_with, ids_of, proposed, random_table

@@ -16,9 +16,9 @@ from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.passes import alone, answered
 from specdemo.engines.rows import WIDTH
+from specdemo.errors import NotFinite
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, REJECTION, Settings
-from specdemo.types import NotFinite
 from tests.harness.classes import Eagle
 from tests.harness.doubles import MODEL_VOCAB, paths_of, proposed
 from tests.harness.engines import recorded, tiny_model

@@ -16,7 +16,7 @@ from specdemo.decoding import noise
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.racing.race import start
 from specdemo.settings import MAX_SEED, REJECTION, Settings
-from specdemo.types import DraftOutcome
+from specdemo.tokens import DraftOutcome
 from tests.harness.doubles import PROMPT, ids_of, rounds_of
 from tests.harness.toys import DRAFTER_NAMES, TableToy, certain_toy
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.events import Prefilled, Round
+from specdemo.errors import BadInput
 from specdemo.racing.asked import PLAIN, SPECULATIVE, Request
 from specdemo.racing.explained import explained
 from specdemo.racing.trace import Entry
 from specdemo.settings import Settings
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.texts import with_text
 
 from ..sentences import gist, refuses, tells

@@ -16,7 +16,7 @@ from specdemo.drafters.heads.export import export_head
 from specdemo.drafters.heads.files import load_head, load_published, save_head
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import ReadyHead
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 from tests.conftest import Command
 from tests.harness.doubles import MODEL_VOCAB
 from tests.harness.engines import tiny_model

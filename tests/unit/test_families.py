@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from specdemo.engines.choose import engine_of, is_exact, runner_maker
 from specdemo.engines.families import FAMILIES
 from specdemo.engines.ropes import rotation_bytes
+from specdemo.errors import BadInput
 from specdemo.models.weight_types import check_dtype, check_quantizes
 from specdemo.models.weights import shapes
 from specdemo.system.hardware import QUANTIZED
-from specdemo.types import BadInput
 from tests.harness import models
 from tests.harness.models import choose_engine, config_of, model_of, run_by
 

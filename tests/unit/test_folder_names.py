@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from specdemo.errors import BadInput
 from specdemo.models import report as reporting
 from specdemo.models.presets import WITH, find_preset, load_presets, preset_of, with_head
 from specdemo.models.report import save_preset
 from specdemo.models.sources import Folder
 from specdemo.racing.race import race
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from specdemo.ui.engine import real_backend
 from specdemo.ui.race.own_models import _named
 from tests.harness.files import make_tokenizer

@@ -23,13 +23,14 @@ from specdemo.decoding.constraint import Constraint, tokenizer_of
 from specdemo.decoding.events import Event, Round
 from specdemo.drafters.forced import ForcedFirst
 from specdemo.drafters.none import NoDrafter
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.race import start
 from specdemo.racing.summary import report
 from specdemo.settings import Settings
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput, Draft, DraftOutcome
+from specdemo.tokens import Draft, DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, ids_of, proposed, random_table, rounds_of
 from tests.harness.grammar import END, GRAMMAR, LANGUAGE, TOKENS, constraint_of, may_follow, written

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from specdemo.errors import BadInput
 from specdemo.system import device as device_module
 from specdemo.system import hardware
 from specdemo.system.cpu_level import SWITCH
-from specdemo.types import BadInput
 
 from ..sentences import refuses
 

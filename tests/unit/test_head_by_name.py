@@ -12,6 +12,7 @@ import pytest
 from specdemo.decoding.acceptance import branches
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults, Preset, find_preset, load_presets, preset_of, with_head
 from specdemo.models.published_heads import head_format
@@ -22,7 +23,7 @@ from specdemo.racing.race import race, start
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import read_trace, trace_lines
 from specdemo.settings import AUTO, Settings
-from specdemo.types import BadInput, TokenKind
+from specdemo.tokens import TokenKind
 from specdemo.ui.facts import facts
 from tests.conftest import Command
 from tests.harness.classes import EagerRunner, Loaded

@@ -30,9 +30,10 @@ from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.passes import alone, answered
 from specdemo.engines.runner import Pass
+from specdemo.errors import BadInput
 from specdemo.models.presets import find_preset
 from specdemo.settings import MAX_K, Settings
-from specdemo.types import BadInput, Draft
+from specdemo.tokens import Draft
 from tests.harness.classes import Eagle, HeadDrafter
 from tests.harness.doubles import MODEL_VOCAB, accepting, proposed
 from tests.harness.engines import tiny_model

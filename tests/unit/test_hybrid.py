@@ -11,11 +11,12 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from specdemo.engines.families import HYBRIDS, is_hybrid
 from specdemo.engines.hybrid import AGAIN
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from specdemo.types import BadInput, DraftOutcome
+from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.models import EAGER, model_of, preset_of, run_by, save

@@ -90,7 +90,7 @@ from specdemo.decoding.batch import decode
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.engines.choose import runner_maker
-from specdemo.types import Settings
+from specdemo.settings import Settings
 dtype = hardware.choose_dtype("auto", hardware.choose_device("auto"))
 sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
 # Its output layer is large enough to be packed, where oneDNN is.

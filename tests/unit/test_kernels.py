@@ -186,7 +186,8 @@ from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.linear import Linear
-from specdemo.engines.runner import Pass, read_together
+from specdemo.decoding.batch import read_together
+from specdemo.engines.runner import Pass
 from tests.gpu.helpers import tiny
 from tests.gpu.test_passes import passes_unlike_alone
 
@@ -210,7 +211,8 @@ from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.linear import Linear
-from specdemo.engines.runner import Pass, read_together
+from specdemo.decoding.batch import read_together
+from specdemo.engines.runner import Pass
 from tests.gpu.helpers import tiny
 from tests.gpu.test_kernels import chains_unlike_alone
 

@@ -16,7 +16,7 @@ from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.models.presets import find_preset
 from specdemo.racing import trace as traces
 from specdemo.racing.trace import Entry, write_trace
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.texts import with_text
 
 from ..fakes.study import Counting

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.racing.trace import Entry
 from specdemo.studies.domains import CATEGORY, KIND, POSITION, Counts, Kind, kind_of
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.texts import with_text
 
 from ..sentences import gist, tells

@@ -17,6 +17,7 @@ from torch import Tensor
 from specdemo.decoding.rejection import verify
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.racing.compare import NEAR_TIE
 from specdemo.racing.race import start
@@ -38,7 +39,7 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import Remembering, from_one_context
 from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
-from specdemo.types import BadInput, Draft, Token
+from specdemo.tokens import Draft, Token
 from tests.harness.classes import Loaded, Match, Rejection
 from tests.harness.doubles import ids_of
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from specdemo.errors import BadInput
 from specdemo.studies import profile as profiling
 from specdemo.studies import theory
 from specdemo.studies.domains import CATEGORY, Domains
@@ -18,7 +19,6 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
 from specdemo.studies.sweep import Sweep, SweepRun, best_k, summarise
 from specdemo.studies.tables import text_table, write_csv, write_json
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 
 from ..sentences import gist, refuses, tells

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.errors import BadInput
 from specdemo.studies.checks import Lossless
 from specdemo.studies.explain import Theory
 from specdemo.studies.prompts import Prompt, readable
-from specdemo.types import BadInput, Draft
+from specdemo.tokens import Draft
 from specdemo.ui.lab.pictures import shown_by
 from tests.harness.classes import Loaded
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Prefilled, Round
+from specdemo.errors import BadInput
 from specdemo.racing.figures import expected_tokens
 from specdemo.settings import MAX_K
 from specdemo.studies import theory
 from specdemo.studies.explain import _shapley, explain
 from specdemo.studies.theory import Costs, best_k, break_even, speed_up
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 
 from ..sentences import gist, refuses, tells
 

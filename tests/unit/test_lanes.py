@@ -15,6 +15,7 @@ import torch
 from specdemo.cli.main import table
 from specdemo.decoding.acceptance import branches
 from specdemo.decoding.events import Event, Finished, Round, emitted_tokens
+from specdemo.errors import BadInput
 from specdemo.models import placement
 from specdemo.models.placement import check_caches
 from specdemo.racing.again import again, differences, lanes_asked
@@ -23,7 +24,6 @@ from specdemo.racing.race import race
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, VOCAB, ids_of
 from tests.harness.toys import alike_toy

@@ -16,6 +16,7 @@ from specdemo.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_t
 from specdemo.bench.llamacpp import Server, answered
 from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.presets import preset_of as by_name
@@ -30,7 +31,6 @@ from specdemo.settings import AUTO, Settings
 from specdemo.studies.greedy import against_server, differences_in_words, in_words
 from specdemo.studies.perplexity import logits_of, loss_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.files import write_gguf
 

@@ -18,8 +18,8 @@ from specdemo.decoding.batch import read_together
 from specdemo.engines.families import FAMILIES as KNOWN
 from specdemo.engines.families import HYBRIDS, knows
 from specdemo.engines.runner import Pass, Runner
+from specdemo.errors import BadInput
 from specdemo.system.hardware import compute_dtype
-from specdemo.types import BadInput
 from tests.harness.models import (
     EAGER,
     ENGINES,

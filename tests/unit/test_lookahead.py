@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdemo.decoding.acceptance import Answer
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
 from specdemo.settings import Settings
-from specdemo.types import Draft, Token, TokenKind
+from specdemo.tokens import Draft, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, TableRunner, answering, counting_table, ids_of, proposed
 from tests.harness.texts import decode, plain_text

@@ -12,7 +12,7 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.engines.rows import WIDTH
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, Settings
-from specdemo.types import Draft
+from specdemo.tokens import Draft
 from tests.harness.doubles import MODEL_VOCAB, paths_of, proposed
 from tests.harness.engines import recorded
 from tests.harness.toys import ModelToy, head_after

@@ -15,6 +15,7 @@ from transformers import BambaConfig, PreTrainedTokenizerFast
 
 from specdemo.decoding.events import Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.errors import BadInput
 from specdemo.models import placement as room
 from specdemo.models.errors import explain, wrap_load_errors
 from specdemo.models.loaded import load
@@ -25,7 +26,6 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.settings import Settings
 from specdemo.system.hardware import compute_dtype
-from specdemo.types import BadInput
 from specdemo.ui.engine import real_backend
 from specdemo.ui.facts import facts as facts_of
 from tests.harness.classes import Loaded

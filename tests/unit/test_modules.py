@@ -10,9 +10,9 @@ from specdemo.decoding.events import Round
 from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters.draft_model import LayerSkip
 from specdemo.engines.modules import decoder_layers, layers_at
+from specdemo.errors import BadInput
 from specdemo.racing.race import rule_for
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import MODEL_VOCAB, ids_of
 from tests.harness.texts import decode, plain_text

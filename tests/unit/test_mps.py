@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import emitted_tokens
 from specdemo.engines import eager
+from specdemo.errors import BadInput
 from specdemo.models import checkpoint
 from specdemo.models.loaded import load
 from specdemo.models.placement import plan
@@ -24,7 +25,6 @@ from specdemo.racing.race import race
 from specdemo.settings import Settings
 from specdemo.system import device as device_module
 from specdemo.system import hardware
-from specdemo.types import BadInput
 from tests.harness.classes import Loaded
 from tests.harness.files import full_preset
 

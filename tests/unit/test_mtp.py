@@ -26,6 +26,7 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.drafters.mtp import Mtp
 from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.hybrid import HybridRunner
+from specdemo.errors import BadInput
 from specdemo.models.checkpoint import OpenedModel
 from specdemo.models.loaded import load
 from specdemo.models.mtp import APART, ONE_MORE, find_mtp
@@ -34,7 +35,7 @@ from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, rule_for, start
 from specdemo.racing.summary import summary
 from specdemo.settings import Settings
-from specdemo.types import BadInput, DraftOutcome
+from specdemo.tokens import DraftOutcome
 from tests.harness.classes import EagerRunner
 from tests.harness.doubles import Scripted, ids_of, proposed, rounds_of
 from tests.harness.models import preset_of, save, tiny

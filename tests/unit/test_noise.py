@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from specdemo.decoding import noise
 from specdemo.decoding.acceptance import path_of
 from specdemo.decoding.noise import draw, key_of, mix, uniform, uniforms
+from specdemo.errors import NotFinite
 from specdemo.settings import Settings
 from specdemo.studies.statistics import chi_square
-from specdemo.types import Draft, NotFinite, TokenKind
+from specdemo.tokens import Draft, TokenKind
 from tests.harness.classes import Match
 
 UNLIKELY = 1e-6  # the chance that a right sampler fails one of the tests below

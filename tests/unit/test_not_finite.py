@@ -18,10 +18,11 @@ from specdemo.engines import linear
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
 from specdemo.engines.quantized import widened
+from specdemo.errors import NotFinite
 from specdemo.models.errors import explain
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from specdemo.types import Draft, NotFinite
+from specdemo.tokens import Draft
 from tests.harness.doubles import PROMPT, VOCAB, Scripted, ids_of, random_table
 from tests.harness.engines import ENGINES, makes_runners, tiny_model
 from tests.harness.texts import decode

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from specdemo import race
+from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.racing.trace import read_trace
-from specdemo.types import BadInput
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 

@@ -14,7 +14,7 @@ from specdemo.racing.compare import OWN_DRAFTER, Comparison, badge, compare, is_
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.summary import head_doubt, summary
 from specdemo.settings import AUTO, MATCH, MAX_K, MAX_NODES, RULES, Settings
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import PROMPT, ids_of
 from tests.harness.toys import alike_toy

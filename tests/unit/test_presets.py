@@ -10,12 +10,12 @@ import pytest
 from specdemo.cli.bench import HELD_OUT
 from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters.names import drafter_class
+from specdemo.errors import BadInput
 from specdemo.models.presets import CATEGORIES, PRESETS, find_preset, fitting_first, load_presets, load_prompts
 from specdemo.models.results import read_results, results_path
 from specdemo.models.sources import Folder, Hub, Wheel
 from specdemo.settings import AUTO, Settings
 from specdemo.studies.prompts import read_prompts
-from specdemo.types import BadInput
 
 from ..sentences import gist, refuses, tells
 

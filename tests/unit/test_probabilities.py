@@ -15,7 +15,7 @@ from specdemo.racing.lanes import LaneText
 from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.settings import REJECTION, RULES, Settings
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, letters_tokenizer, random_table
 from tests.harness.texts import warped
 from tests.harness.toys import TableToy, ngram_file

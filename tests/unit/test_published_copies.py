@@ -13,7 +13,7 @@ from specdemo.decoding.events import emitted_tokens
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.settings import Settings
-from specdemo.types import TokenKind
+from specdemo.tokens import TokenKind
 from tests.harness.classes import Eagle, HeadDrafter
 from tests.harness.doubles import MODEL_VOCAB
 from tests.harness.texts import decode

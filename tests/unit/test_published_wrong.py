@@ -14,10 +14,10 @@ import torch
 from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published_shape import format_of
+from specdemo.errors import BadInput
 from specdemo.models.presets import Preset
 from specdemo.models.published_heads import fetch_heads
 from specdemo.models.sources import Folder
-from specdemo.types import BadInput
 from tests.harness.doubles import MODEL_VOCAB
 from tests.unit.test_published_heads import TARGET
 

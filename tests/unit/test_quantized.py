@@ -20,6 +20,7 @@ from specdemo.drafters.heads.files import save_head
 from specdemo.engines import quantized as quantizing
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, bits_kept, of_blocks, quantized, widened
+from specdemo.errors import BadInput
 from specdemo.models import converted as converting
 from specdemo.models import loaded as loading
 from specdemo.models import report as reporting
@@ -33,7 +34,7 @@ from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, Settings
 from specdemo.system.hardware import UNQUANTIZED
-from specdemo.types import BadInput, DraftOutcome
+from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import blocks_of, make_tokenizer, write_gguf, write_wheel

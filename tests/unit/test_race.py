@@ -14,6 +14,7 @@ import torch
 from specdemo.decoding import batch, loop, measuring
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
+from specdemo.errors import BadInput
 from specdemo.racing import race as racing
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, rule_for, start
@@ -22,7 +23,7 @@ from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_K, REJECTION, Settings
 from specdemo.system import device
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput, FinishReason, TokenKind
+from specdemo.tokens import FinishReason, TokenKind
 from tests.harness.classes import CostModel
 from tests.harness.doubles import PROMPT, TableRunner, counting_table, ids_of, letters_tokenizer
 from tests.harness.toys import DRAFTER_NAMES, TableToy, alike_toy

@@ -13,6 +13,7 @@ import pytest
 
 from specdemo.decoding.batch import Failed
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
+from specdemo.errors import BadInput, NotFinite
 from specdemo.models import placement
 from specdemo.racing.again import again, differences
 from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
@@ -23,7 +24,7 @@ from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
 from specdemo.racing.verdict import NOTHING, judge_readers
 from specdemo.settings import AUTO, MATCH, REJECTION, Settings
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, NotFinite, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import ids_of
 

@@ -12,7 +12,7 @@ import pytest
 from specdemo.decoding.adaptive_k import best_length
 from specdemo.drafters.ngram import Ngram
 from specdemo.studies.readers import BatchRun, in_words, summarise
-from specdemo.types import DraftOutcome
+from specdemo.tokens import DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 
 from ..sentences import gist, tells

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Prefilled
 from specdemo.decoding.parts import DrafterParts
+from specdemo.errors import BadInput
 from specdemo.racing import memory as memories
 from specdemo.racing.again import asked_again
 from specdemo.racing.asked import DraftedLane, Request
@@ -21,7 +22,7 @@ from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_n
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry
 from specdemo.settings import REJECTION, Settings
-from specdemo.types import BadInput, Token, TokenKind
+from specdemo.tokens import Token, TokenKind
 from specdemo.ui.replay.playable import playable
 from tests.harness.texts import with_text
 

@@ -14,13 +14,13 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.either import source_of
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import Form
+from specdemo.errors import BadInput
 from specdemo.racing.again import again, differences, other_environment
 from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings
-from specdemo.types import BadInput
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.toys import DRAFTER_NAMES
 

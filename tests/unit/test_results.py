@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from specdemo.drafters.names import DRAFTERS
+from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS, load_presets
 from specdemo.models.results import describe_results, joined, read_results, results_path
-from specdemo.types import BadInput
 
 from ..sentences import gist, refuses, tells
 

@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, mask_of
 from specdemo.engines.runner import is_beginning
+from specdemo.errors import BadInput
 from specdemo.studies.remember import Remembering
-from specdemo.types import BadInput
 from tests.harness.doubles import MODEL_VOCAB, TableRunner, random_table
 from tests.harness.engines import tiny_model
 from tests.harness.models import model_of, run_by

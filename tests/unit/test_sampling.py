@@ -16,8 +16,8 @@ from specdemo.decoding import sampling, warping
 from specdemo.decoding.rejection import sample
 from specdemo.decoding.sampling import largest
 from specdemo.decoding.warping import probabilities
+from specdemo.errors import BadInput
 from specdemo.settings import MAX_K, MAX_SEED, MAX_STOP_STRINGS, Settings, brief
-from specdemo.types import BadInput
 
 from ..sentences import refuses, tells
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from specdemo.errors import BadInput
 from specdemo.racing.lanes import Lane
 from specdemo.servers import address as addresses
 from specdemo.servers import client as clients
@@ -22,7 +23,6 @@ from specdemo.servers.dialects import find_dialect
 from specdemo.servers.race import server_lane
 from specdemo.settings import Settings
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import BadInput
 
 from ..fakes.server import (
     Answer,

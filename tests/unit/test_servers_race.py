@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from specdemo.cli import main as cli
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.decoding.events import Round
+from specdemo.errors import BadInput
 from specdemo.racing.asked import Request
 from specdemo.racing.compare import OWN_DRAFTER, other_draws
 from specdemo.racing.stats import counts_by_place
@@ -21,7 +22,6 @@ from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.servers.race import outcome, race_servers
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from specdemo.ui.replay.playable import playable
 from tests.harness.classes import Stats
 

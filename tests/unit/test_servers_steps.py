@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, text_of
+from specdemo.errors import BadInput
 from specdemo.racing.compare import first_difference, tokens_of
 from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.servers import sglang, vllm
 from specdemo.servers.llamacpp import LlamaCppEvent, llamacpp_steps
 from specdemo.servers.steps import ServerReport, Step, events_of, recovered, steps_of, with_drafts, with_totals
-from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
+from specdemo.tokens import DraftOutcome, FinishReason, TokenKind
 from tests.harness.classes import Stats
 
 from ..fakes.server import Chunk, recorded, sent

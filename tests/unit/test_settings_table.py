@@ -56,8 +56,8 @@ def check_command_line() -> None:
 
 
 def check_reading() -> None:
+    from specdemo.errors import BadInput
     from specdemo.racing.trace import request_of
-    from specdemo.types import BadInput
     from specdemo.ui.race.form import FIELDS
     from specdemo.ui.race.request import read_request
 

@@ -15,8 +15,8 @@ from specdemo.engines.choose import runner_maker
 from specdemo.engines.families import DEPENDS_ON_LENGTH
 from specdemo.engines.runner import Runner
 from specdemo.engines.settled import settled
+from specdemo.errors import BadInput
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from tests.harness import models
 from tests.harness.doubles import ids_of, oracle
 from tests.harness.models import LONG, SWITCH, run_by

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from specdemo.errors import BadInput
 from specdemo.models import sources
 from specdemo.models.loaded import load
 from specdemo.models.package_index import PartWheel
@@ -20,7 +21,6 @@ from specdemo.models.sources import Folder, Gguf, Hub, Parts, Wheel
 from specdemo.models.store import LoadError, Progress
 from specdemo.models.tables import RelativePath
 from specdemo.system.folders import cache_folder
-from specdemo.types import BadInput
 from tests.harness.models import save, tiny
 
 from ..sentences import refuses, tells

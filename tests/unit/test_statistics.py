@@ -26,7 +26,7 @@ from specdemo.studies.statistics import (
     rates_differ,
 )
 from specdemo.studies.sweep import Sweep, best_k, summarise
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 
 # By hand ---------------------------------------------------------------------------------------------------
 

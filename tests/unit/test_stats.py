@@ -9,7 +9,7 @@ import pytest
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.racing.stats import counts_by_place, speed_up
 from specdemo.racing.verdict import LaneVerdict, in_short, race_verdict
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.classes import Stats
 
 from ..sentences import gist, tells

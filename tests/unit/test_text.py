@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.racing.lanes import Detokenizer, LaneText, StopStrings
 from specdemo.settings import Settings
-from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.doubles import (
     SPECIAL,
     Scripted,

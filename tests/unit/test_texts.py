@@ -22,7 +22,7 @@ from specdemo.decoding.loop import Decoding
 from specdemo.drafters.names import DRAFTERS
 from specdemo.racing.race import decoding_of, rule_for, start
 from specdemo.settings import AUTO, MAX_K, MAX_NODES, Settings
-from specdemo.types import TokenKind
+from specdemo.tokens import TokenKind
 from tests.harness.cases import CASES, EVERY, MIXED, OTHER_TOKENS, SAMPLINGS, Case, values
 from tests.harness.doubles import (
     HOSTILE,

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Finished, Prefilled, Round
+from specdemo.errors import BadInput
 from specdemo.racing import trace as trace_module
 from specdemo.racing.trace import (
     MAX_CANDIDATES,
@@ -27,7 +28,7 @@ from specdemo.racing.trace import (
     write_trace,
 )
 from specdemo.settings import MAX_K, MAX_NODES, MAX_SEED
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.texts import with_text
 
 from ..sentences import refuses

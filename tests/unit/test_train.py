@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 import tests.harness.models
 from specdemo.drafters.ngram import NgramTable, load_table
+from specdemo.errors import BadInput
 from specdemo.studies.statistics import chi_square
-from specdemo.types import BadInput
 from tests.conftest import Command
 from tests.harness.toys import write_shard
 from tools.train import data

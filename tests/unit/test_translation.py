@@ -17,12 +17,13 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from specdemo.errors import NotFinite
 from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset
 from specdemo.models.translation import Translation
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, MATCH, RULES, Settings
-from specdemo.types import DraftOutcome, NotFinite
+from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import (
     LETTERS,

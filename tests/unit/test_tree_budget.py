@@ -24,7 +24,7 @@ from specdemo.racing.again import again, differences
 from specdemo.racing.race import race
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_K, Settings
-from specdemo.types import Draft, DraftedToken, DraftOutcome
+from specdemo.tokens import Draft, DraftedToken, DraftOutcome
 from tests.harness.classes import DraftLengthController
 from tests.harness.doubles import PROMPT, VOCAB, costs_with, ids_of, proposed
 from tests.harness.toys import TableToy, alike_toy, drafter_for, ngram_file

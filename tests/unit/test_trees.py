@@ -21,6 +21,7 @@ from specdemo.decoding.events import Round
 from specdemo.decoding.rule import row_depths
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.tree import grow, merged
+from specdemo.errors import BadInput
 from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of, rule_for
 from specdemo.racing.stats import counts_by_place
@@ -28,7 +29,7 @@ from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MAX_NODES, RULES, Settings
 from specdemo.studies.domains import Counts
 from specdemo.studies.explain import explain
-from specdemo.types import BadInput, Draft, DraftOutcome, TokenKind
+from specdemo.tokens import Draft, DraftOutcome, TokenKind
 from tests.harness.classes import Stats
 from tests.harness.doubles import (
     HOSTILE_TREES,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdemo.decoding import sampling
 from specdemo.decoding.rejection import acceptance_probability, residual, verify
-from specdemo.types import Draft, TokenKind
+from specdemo.tokens import Draft, TokenKind
 
 VOCAB = 5
 ALMOST_ONE = math.nextafter(1, 0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from specdemo.engines.quantized import widened
+from specdemo.errors import BadInput
 from specdemo.models import converted as converting
 from specdemo.models.converted import converted
 from specdemo.models.gguf import Header, check_header
@@ -24,7 +25,6 @@ from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
 from specdemo.settings import Settings
-from specdemo.types import BadInput
 from tests.harness.files import make_tokenizer, sha256, write_gguf
 from tests.harness.models import ENGINES, load_by, preset_of, rounded, save, tiny
 from tests.harness.texts import generated, plain_text

@@ -16,9 +16,9 @@ from specdemo.cli.export import kind_of
 from specdemo.cli.main import main
 from specdemo.cli.models import Models
 from specdemo.cli.options import Device, PresetName, check_writable, with_options
+from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.system.hardware import choose_device, choose_dtype, compute_dtype, device_name
-from specdemo.types import BadInput
 
 from .chargpt import Recipe, train
 from .data import Seed, write_text

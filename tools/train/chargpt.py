@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from typer import Option
 
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 
 from .data import Seed
 from .shakespeare import ALPHABET, character_tokenizer

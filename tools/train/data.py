@@ -26,7 +26,7 @@ from typer import Option
 
 from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.modules import cache_argument, layers_at, outputs_of
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 
 from .states import default_layers, save_states, states_path
 

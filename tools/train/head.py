@@ -30,8 +30,8 @@ from specdemo.drafters.heads.files import load_head, save_head
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
 from specdemo.drafters.heads.shapes import RANK, HeadShape
+from specdemo.errors import BadInput
 from specdemo.settings import reason
-from specdemo.types import BadInput
 
 from .data import ASSISTANT, Seed, provenance_of, shard_paths
 from .outputs import OUTPUTS

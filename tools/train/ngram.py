@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from specdemo.drafters.ngram import PROB_SCALE
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 
 from .data import ASSISTANT, provenance_of, shard_paths
 from .states import conversations

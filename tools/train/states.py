@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdemo.engines.modules import layers_at, outputs_of
-from specdemo.types import BadInput
+from specdemo.errors import BadInput
 
 BATCH_ROWS = 16
 

@@ -21,7 +21,7 @@ from ...engines.runner import Runner
 from ...settings import MAX_K, MAX_NODES
 from ...system.device import to_device
 from ...system.progress import tell
-from ...types import Draft
+from ...tokens import Draft
 from ..captured_trees import CapturedTrees
 from ..chain import captured_chain, draw_chain
 from ..tree import grow_by_depth

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...decoding.drafter import CHAIN, DraftOptions
 from ...engines.passes import PendingPass, answered
 from ...system.device import to_device
-from ...types import Draft
+from ...tokens import Draft
 from ..captured_trees import CapturedTrees, Growth, paths_of, paths_of_text
 from ..chain import NextLogits, NextPass
 from ..tree import grow_by_depth

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...types import BadInput
+from ...errors import BadInput
 from .networks import Head, LayeredHead
 from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
 from .published_shape import CONFIG, FULL, SLIDING

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ...engines.quantized import Weight
+from ...errors import BadInput
 from ...settings import reason
-from ...types import BadInput
 from .networks import Head
 from .published import PublishedHead
 from .published_shape import TargetSizes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...errors import BadInput
 from ...settings import MAX_K
-from ...types import BadInput
 from .drafter import HeadDrafter
 from .networks import Head
 from .published import PublishedHead

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ...engines import ops
 from ...engines.ropes import Rope
-from ...types import BadInput
+from ...errors import BadInput
 from .published import EMBEDDING, OFFSETS, OUTPUT, PublishedHead, tensors_of
 from .shapes import ALL, EACH, NONE, HeadShape, rope_of
 

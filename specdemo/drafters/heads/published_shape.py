@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from ...engines.families import ROPES
+from ...errors import BadInput
 from ...settings import MAX_K
-from ...types import BadInput
 from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
 
 CONFIG = "config.json"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...drafters.names import DRAFTERS
+from ...errors import BadInput
 from ...studies import theory
 from ...studies.explain import Explained, Measured, Theory, explain_race, rounded
-from ...types import BadInput
 from ..race.run import RaceRun
 from .plots import ALONE, ROUNDS, SHARE, TIMES, Picture, Row, Section, bars, lines
 

@@ -14,13 +14,13 @@ from typing import Any
 import gradio as gr
 from gradio.processing_utils import save_bytes_to_cache
 
+from ...errors import BadInput
 from ...settings import OF_SERVERS, Field
 from ...studies.check import SERVERS, Check
 from ...studies.explain import Theory
 from ...studies.lab import STUDIES
 from ...studies.study import ABLE, EXAMPLE, Study
 from ...system.allowed import allowed
-from ...types import BadInput
 from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine

@@ -7,7 +7,7 @@ from typing import Any
 from ...decoding.acceptance import path_of
 from ...decoding.events import Finished, Prefilled
 from ...racing.trace import Entry
-from ...types import DraftOutcome, Token, TokenKind
+from ...tokens import DraftOutcome, Token, TokenKind
 
 CODES = {
     TokenKind.ACCEPTED: "a",

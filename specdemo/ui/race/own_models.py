@@ -10,10 +10,10 @@ from typing import Any
 
 import gradio as gr
 
+from ...errors import BadInput
 from ...models.presets import Preset, preset_of, read_preset, with_head
 from ...system.allowed import allowed
 from ...system.imports import import_quickly
-from ...types import BadInput
 from ..budgets import Budgets
 from ..engine import Engine
 from ..runs import Runs

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...errors import BadInput
 from ...racing.asked import PLAIN, SPECULATIVE, Request
 from ...racing.compare import OWN_DRAFTER
 from ...racing.trace import Entry
@@ -14,7 +15,6 @@ from ...servers.address import MAX_ADDRESS, Address
 from ...servers.dialects import connected
 from ...servers.race import TURNS, ServerRace, outcome, trace_header
 from ...settings import REJECTION
-from ...types import BadInput
 from ..engine import Engine
 from .run import RaceRun
 

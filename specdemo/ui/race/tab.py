@@ -13,8 +13,8 @@ from typing import Any
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
+from ...errors import BadInput
 from ...settings import one_of
-from ...types import BadInput
 from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine

@@ -22,13 +22,13 @@ from typing import Any
 
 from ...decoding.acceptance import parents_of, path_of
 from ...decoding.events import Round
+from ...errors import BadInput
 from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.compare import NOTHING_YET
 from ...racing.memory import memory_note
 from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
-from ...types import BadInput
 from ..race.messages import BatchFigures, event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json

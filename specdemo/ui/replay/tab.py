@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ...types import BadInput
+from ...errors import BadInput
 from ..part import Part
 from ..race.run import RaceRun
 from ..runs import Runs

@@ -18,14 +18,6 @@ FloatIfKnown: TypeAlias = Any
 """A float, or None: see `IntIfKnown`."""
 
 
-class BadInput(ValueError):
-    """Something a person typed or passed that cannot be used; the message is shown to them as is."""
-
-
-class NotFinite(ArithmeticError):
-    """A model gave logits with NaN or infinity, of which no token can be drawn; the message is a sentence to show."""
-
-
 class TokenKind(str, Enum):
     """Where an emitted token came from, see `decoding.rule.Rule`."""
 
