@@ -18,7 +18,6 @@ from typer import Option
 from ..decoding.events import Finished, emitted_tokens
 from ..errors import BadInput
 from ..models.presets import load_presets
-from ..racing.lanes import LaneText
 from ..racing.memory import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
@@ -131,13 +130,13 @@ def generate(
     asked = decoding.request(prompt, models.chosen)
     kept = memory_file(memory)
     with models.loaded(raw=asked.raw) as opened:
-        from ..racing import race, summary
+        from ..racing import lanes, race, summary
 
         loaded = begun(kept, opened)
         asked = decoding.fitted(asked, loaded)
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         events = []
-        text = LaneText(loaded.tokenizer, prompt_ids)
+        text = lanes.LaneText(loaded.tokenizer, prompt_ids)
         for event in race.start(loaded, asked.drafter, prompt_ids, asked.settings):
             events.append(event)
             if not json_:

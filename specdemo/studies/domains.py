@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ..decoding.acceptance import branches
 from ..decoding.events import Round, text_of
 from ..errors import BadInput
-from ..racing.lanes import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..system.imports import LazyModule
@@ -24,9 +23,9 @@ from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_field
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..racing import race
+    from ..racing import lanes, race
 else:
-    race = LazyModule("specdemo.racing.race")
+    lanes, race = LazyModule("specdemo.racing.lanes"), LazyModule("specdemo.racing.race")
 
 CATEGORY, KIND, POSITION = "category", "kind of token", "position in the draft"
 SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
@@ -86,7 +85,7 @@ class Domains(Study):
         for ids in prompt_ids:
             race.check_fits(loaded, len(ids), settings, drafter)
         for prompt, ids in zip(self.texts, prompt_ids, strict=True):
-            text = LaneText(loaded.tokenizer, ids, loaded.eos_ids)
+            text = lanes.LaneText(loaded.tokenizer, ids, loaded.eos_ids)
             with closing(race.start(loaded, drafter, ids, settings)) as events:  # type: ignore[type-var]
                 self.counts.add(prompt.category, [Entry(SPECULATIVE, text.read(event)) for event in events])
             self.done += 1
