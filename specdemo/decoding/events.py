@@ -49,11 +49,11 @@ class Round:
 
     `k` is how many tokens the drafter was asked for; it may propose fewer. `seconds` is the whole round on the engine's
     clock: drafting, verifying and bookkeeping, without the time spent showing earlier events. `draft_seconds` and
-    `verify_seconds` are None for a server, which does not report them. Where it does not report how many tokens it
-    drafted, the last token is of kind UNKNOWN, and `drafted` holds the accepted tokens only.
+    `verify_seconds` are None for a server, which does not report them. Where it does not report what a round
+    drafted, all tokens are of kind UNKNOWN and `drafted` is empty: they may be those of several rounds.
 
-    `merged` is how many rounds of a server this one stands for, if the server reported several together. Which tokens
-    belong to which of them is then unknown, and so are the kinds of the tokens. `ahead` is that of the draft.
+    `merged` is how many rounds of a server this one stands for, if the server reported several together and their
+    number is known. Which tokens belong to which of them is then unknown, as above. `ahead` is that of the draft.
     `distributions` are there if they were asked for. They are large: who keeps a round leaves them out.
     """
 

@@ -95,9 +95,11 @@ def _sentence(drafted: Sequence[DraftedToken], emitted: Sequence[Token]) -> str:
     """What the round gave, as a whole."""
     accepted = sum(token.outcome is DraftOutcome.ACCEPTED for token in drafted)
     gave = f"One pass of the target wrote {len(emitted)} token{'' if len(emitted) == 1 else 's'}"
+    last = emitted[-1].kind if emitted else TokenKind.UNKNOWN
+    if not drafted and last is TokenKind.UNKNOWN:
+        return "The server does not say how many passes wrote these tokens, nor what was guessed."
     if not drafted:
         return f"{gave}: nothing was guessed."
-    last = emitted[-1].kind if emitted else TokenKind.UNKNOWN
     more = {TokenKind.RESAMPLED: " and corrected the next one", TokenKind.BONUS: " and added a bonus"}.get(last, "")
     return f"{gave}: it accepted {accepted} of {len(drafted)} guesses{more}."
 

@@ -107,9 +107,10 @@ class Stats:
         outcomes = [token.outcome for token in event.drafted]
         accepted = outcomes.count(DraftOutcome.ACCEPTED)
         self.rounds += event.merged or 1
-        known = all(token.kind is not TokenKind.UNKNOWN for token in event.emitted)
+        unknown = sum(token.kind is TokenKind.UNKNOWN for token in event.emitted)
+        known = not unknown
         self.drafted = _sum(self.drafted, len(outcomes) if known else None)
-        self.accepted = _sum(self.accepted, None if event.merged else accepted)
+        self.accepted = _sum(self.accepted, None if unknown > 1 else accepted)
         self.tested = _sum(self.tested, len(places_tested(event.drafted)) if known else None)
         self.draft_seconds = _sum(self.draft_seconds, event.draft_seconds)
         self.verify_seconds = _sum(self.verify_seconds, event.verify_seconds)

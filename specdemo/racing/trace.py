@@ -261,14 +261,15 @@ def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], m
     """Refuse a round that the loop cannot have made: the outcomes of a draft determine the kinds of the emitted tokens.
 
     A draft is a chain, or a tree whose tokens name their parents; then the accepted tokens are one path from its root.
-    If a server did not say how large its draft was, `drafted` holds only the accepted tokens; in `merged` rounds it is
-    empty.
+    If a server did not say what it drafted, all kinds are unknown and `drafted` is empty. Older traces guess that all
+    tokens but the last were drafted then.
     """
     kinds = [token.kind for token in emitted]
     parents, passed = parents_of(drafted), [token.outcome is DraftOutcome.ACCEPTED for token in drafted]
-    if merged:
-        if drafted or merged < 2 or len(emitted) < merged or {*kinds} != {TokenKind.UNKNOWN}:
-            raise ValueError("merged rounds have at least a token each, all of an unknown kind, and no draft")
+    unknown = not drafted and {*kinds} == {TokenKind.UNKNOWN}
+    if merged and not (unknown and 2 <= merged <= len(emitted)):
+        raise ValueError("merged rounds have at least a token each, all of an unknown kind, and no draft")
+    if unknown:
         return
     path, outcomes = walk(parents, passed, len(emitted))
     accepted, last = [drafted[node].id for node in path], kind_after(path, parents)

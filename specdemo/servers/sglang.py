@@ -14,7 +14,7 @@ from pydantic import AliasChoices, AliasPath, Field
 from ..errors import BadInput
 from ..settings import Settings
 from .client import Client, Count, Ids, TokenIds, at
-from .steps import Counters, Prompt, ServerReport, Step, reason_in, recovered, steps_of, texts_split
+from .steps import Counters, Prompt, ServerReport, Step, reason_in, steps_of, texts_split, with_drafts
 
 
 def _either(*names: str) -> Any:
@@ -81,8 +81,7 @@ class SGLang:
         read = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         sent = self.client.stream(SGLangEvent, "/generate", **read, sampling_params=sampling, stream=True)
         steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
-        report.k = report.drafted // report.rounds if report.rounds and report.drafted else None
-        yield from texts_split(self.text_of, recovered(steps, report))
+        yield from texts_split(self.text_of, with_drafts(steps, report))
 
 
 def pieces(sent: Iterator[tuple[float, SGLangEvent]], report: ServerReport) -> Iterator[tuple[float, Ids, str]]:

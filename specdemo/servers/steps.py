@@ -2,7 +2,7 @@
 
 The last token of a round is the target's own: the bonus if all drafted tokens were accepted, else resampled. What a
 server does not report stays unknown: the ids and probabilities of rejected tokens, and, if it does not say how many
-tokens it drafted, the kind of the last token.
+tokens a round drafted and accepted, the kinds of all its tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from ..decoding.acceptance import kind_after, walk
 from ..decoding.events import Event, Finished, Prefilled, Round
@@ -33,7 +32,8 @@ class Step:
     """Tokens that a server sent together: those of one round, or of several that it merged.
 
     `texts` has one string for each of `ids`. `seconds` is the time since the step before, or since the request was
-    sent. `accepted` may be more than was emitted if the text ended inside the round.
+    sent. `drafted` and `accepted` are None if the server does not report them for these tokens. `accepted` may be more
+    than was emitted if the text ended inside the round.
     """
 
     ids: tuple[int | None, ...]
@@ -48,9 +48,9 @@ class Step:
 class ServerReport:
     """What a server says of one answer besides its tokens. What it does not say is None.
 
-    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens. `k` is
-    how many tokens it drafts where it can. `counted` says whether its counters agree, which can only be known if nobody
-    else uses it (`alone`). `by_position` is then how many tokens they counted as accepted at each position of a draft.
+    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens.
+    `counted` says whether its counters agree, which can only be known if nobody else uses it (`alone`). `by_position`
+    is then how many tokens they counted as accepted at each position of a draft.
     `server_seconds` is by the server's clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is
     text that belongs to no single token. `notes` are sentences on what could not be recovered.
     """
@@ -65,7 +65,6 @@ class ServerReport:
     drafted: int | None = None
     accepted: int | None = None
     lists: Lists = None
-    k: int | None = None
     server_seconds: float | None = None
     first_seconds: float | None = None
     seconds: float | None = None
@@ -150,7 +149,7 @@ def events_of(steps: Iterable[Step], report: ServerReport) -> Iterator[Event]:
 
 
 def _rounds(step: Step, index: int) -> Iterator[Round]:
-    """The rounds of a step. If those of a merged step can be separated, they share its time equally."""
+    """The rounds of a step. Where nothing was drafted each token is a round, and they share its time equally."""
     count = len(step.ids)
     if step.rounds == count > 1 and step.drafted == 0:
         for place in range(count):
@@ -162,122 +161,37 @@ def _rounds(step: Step, index: int) -> Iterator[Round]:
 
 def _round(step: Step, index: int) -> Round:
     """A round of one step: its chain of guesses passed up to the last token, which is the target's own."""
-    count, drafted = len(step.ids), step.drafted
-    if step.rounds > 1:
+    count = len(step.ids)
+    if step.drafted is None or step.accepted is None or step.rounds > 1:
         kinds, guesses = [TokenKind.UNKNOWN] * count, list[DraftedToken]()
     else:
-        passed = count - 1 if step.accepted is None else min(step.accepted, count)
-        k = passed if drafted is None else drafted
-        path, outcomes = walk(range(-1, k - 1), [place < passed for place in range(k)], count)
-        last = TokenKind.UNKNOWN if drafted is None else kind_after(path, range(-1, k - 1))
-        kinds = [*[TokenKind.ACCEPTED] * len(path), last][:count]
-        known = [*zip(step.ids, step.texts, strict=True)][: len(path)] + [(None, "")] * (k - len(path))
+        parents = range(-1, step.drafted - 1)
+        path, outcomes = walk(parents, [place < step.accepted for place in range(step.drafted)], count)
+        kinds = [*[TokenKind.ACCEPTED] * len(path), kind_after(path, parents)][:count]
+        known = [*zip(step.ids, step.texts, strict=True)][: len(path)] + [(None, "")] * (step.drafted - len(path))
         guesses = [DraftedToken(id, outcome, text=text) for (id, text), outcome in zip(known, outcomes, strict=True)]
     tokens = [Token(id, kind, text=text) for id, kind, text in zip(step.ids, kinds, step.texts, strict=True)]
     merged = step.rounds if step.rounds > 1 else None
     return Round(index, tuple(guesses), tuple(tokens), None, None, step.seconds, merged=merged)
 
 
-def with_drafts(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:
-    """Fill in the drafts of steps of one round each, from lists over the rounds that had a draft.
+def with_drafts(steps: Sequence[Step], report: ServerReport) -> list[Step]:
+    """The pieces of a stream with their drafts, where the server reports the draft of each.
 
-    A step of one token is a round whose draft was rejected, or a round without a draft. If both kinds lie between the
-    same two longer steps, it is unknown which is which. The end of the text may have cut the last step.
-
-    Returns:
-        None if the lists do not fit the steps, some of which then hold several rounds.
+    Its lists leave out the rounds without a draft, and a piece may hold several rounds. So they are those of the pieces
+    only if both are as many and as long. The text may have ended inside the last round.
     """
-    found: list[Step] = []
-    at = 0
-    singles: list[Step] = []
-
-    def settle(zeros: Sequence[int]) -> bool:
-        """Give the rejected drafts to the steps of one token before a longer step."""
-        if len(zeros) > len(singles):
-            return False
-        sure = len(zeros) in (0, len(singles))
-        for place, step in enumerate(singles):
-            known = (zeros[place] if zeros else 0) if sure else None
-            found.append(replace(step, drafted=known, accepted=0))
-        singles.clear()
-        return True
-
-    for number, step in enumerate(steps):
-        last = number == len(steps) - 1
-        if len(step.ids) == 1 and not (last and any(accepted[at:])):
-            singles.append(step)
-            continue
-        upto = next((place for place in range(at, len(accepted)) if accepted[place]), None)
-        if upto is None or not settle(drafted[at:upto]):
-            return None
-        if not (accepted[upto] + 1 == len(step.ids) or (last and accepted[upto] >= len(step.ids))):
-            return None
-        found.append(replace(step, drafted=drafted[upto], accepted=accepted[upto]))
-        at = upto + 1
-    return found if not any(accepted[at:]) and settle(drafted[at:]) else None
-
-
-def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:
-    """Split merged steps into rounds. If every round had a draft, the counts alone say where each begins.
-
-    The rounds that end in a step share its time.
-
-    Returns:
-        None if the counts do not add up to the text.
-    """
-    ids = tuple(id for step in steps for id in step.ids)
-    texts = tuple(text for step in steps for text in step.texts)
-    owner = [number for number, step in enumerate(steps) for _ in step.ids]
-    ends = [*accumulate(count + 1 for count in accepted)]
-    if not ends or not ends[-1] - (accepted[-1] + 1) < len(ids) <= ends[-1]:
-        return None
-    ends[-1] = len(ids)  # the text may have ended inside the last round
-    owners = [owner[end - 1] for end in ends]
-    seconds = [steps[own].seconds / owners.count(own) for own in owners]
-    parts = map(slice, [0, *ends], ends)
-    rounds = zip(parts, seconds, drafted, accepted, strict=True)
-    return [Step(ids[part], texts[part], spent, made, passed) for part, spent, made, passed in rounds]
-
-
-def with_totals(steps: Sequence[Step], report: ServerReport) -> list[Step]:
-    """Fill in the drafts of steps of one round each, if the totals of the answer leave one possibility.
-
-    That is so if nothing was drafted at all, or if every round drafted the `k` tokens that it could. Adds a note if
-    steps were merged.
-    """
-    if report.drafted == 0:
-        return [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in steps]
-    k = report.k
-    if report.rounds is None or report.drafted is None or report.accepted is None or not k:
-        return [*steps]
-    if report.rounds > len(steps):
-        report.notes.append(
-            f"The server counted {report.rounds} rounds with a draft, but its stream held only {len(steps)} pieces: "
-            "some are several rounds."
-        )
-    elif (
-        report.rounds == len(steps)
-        and report.drafted == k * report.rounds
-        and all(len(step.ids) <= k + 1 for step in steps)
-    ):
-        before = [len(step.ids) - 1 for step in steps[:-1]]
-        last = report.accepted - sum(before)  # the text may have ended inside the last round
-        if len(steps[-1].ids) - 1 <= last <= k:
-            counts = zip(steps, [*before, last], strict=True)
-            return [replace(step, drafted=k, accepted=accepted) for step, accepted in counts]
-    return [*steps]
-
-
-def recovered(steps: Sequence[Step], report: ServerReport) -> list[Step]:
-    """The pieces of a stream with their drafts, as far as lists or totals show it."""
     first, rest = [*steps[:1]], [*steps[1:]]
-    if report.lists is None:
-        return first + with_totals(rest, report)
-    if (found := with_drafts(rest, *report.lists)) is None:
-        found = split(rest, *report.lists)
-        words = "could not be told apart" if found is None else "share the time of the piece that they came in"
-        report.notes.append(f"The server merged rounds in its stream; they {words}.")
-    return first + (rest if found is None else found)
+    if report.drafted == 0:
+        return first + [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in rest]
+    accepted, drafted = report.lists or ((), ())
+    sizes, ends = [len(step.ids) for step in rest], [passed + 1 for passed in accepted]
+    if sizes and len(sizes) == len(ends) and sizes[:-1] == ends[:-1] and sizes[-1] <= ends[-1]:
+        fitting = zip(rest, drafted, accepted, strict=True)
+        return first + [replace(step, drafted=guessed, accepted=passed) for step, guessed, passed in fitting]
+    if rest:
+        report.notes.append("The server does not say what was drafted in which round.")
+    return first + rest
 
 
 def texts_split(text_of: Callable[[Sequence[int]], str], steps: Sequence[Step]) -> Iterator[Step]:

@@ -22,9 +22,9 @@ from .steps import (
     Step,
     read_counters,
     reason_in,
-    recovered,
     steps_of,
     texts_split,
+    with_drafts,
 )
 
 
@@ -41,7 +41,6 @@ class _Speculation:
     num_spec_steps: Count
     num_draft_tokens: Count
     num_accepted_draft_tokens: Count
-    num_spec_tokens: Count
     per_step_accepted: Ids | None = None
     per_step_drafted: Ids | None = None
 
@@ -110,8 +109,7 @@ class VLLM:
         counted = report.check(before, self.counters, sum(len(step.ids) for step in steps))
         if report.rounds is None and counted is not None:
             report.rounds, report.drafted, report.accepted = counted.rounds, counted.drafted, counted.accepted
-            report.k = len(counted.by_position) or None
-        yield from texts_split(self.text_of, recovered(steps, report))
+        yield from texts_split(self.text_of, with_drafts(steps, report))
 
 
 def pieces(sent: Iterator[tuple[float, VLLMEvent]], report: ServerReport) -> Iterator[tuple[float, Ids, str]]:
@@ -123,7 +121,7 @@ def pieces(sent: Iterator[tuple[float, VLLMEvent]], report: ServerReport) -> Ite
         if event.first_ms is not None and event.rest_ms is not None:
             report.server_seconds = (event.first_ms + event.rest_ms) / 1000
         if spec := event.speculation:
-            report.rounds, report.drafted, report.k = spec.num_spec_steps, spec.num_draft_tokens, spec.num_spec_tokens
+            report.rounds, report.drafted = spec.num_spec_steps, spec.num_draft_tokens
             report.accepted = spec.num_accepted_draft_tokens
             if spec.per_step_accepted is not None and spec.per_step_drafted is not None:
                 report.lists = spec.per_step_accepted, spec.per_step_drafted

@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, text_of
+from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens, text_of
 from specdemo.errors import BadInput
-from specdemo.racing.compare import first_difference, tokens_of
+from specdemo.racing.asked import Request
+from specdemo.racing.compare import OWN_DRAFTER, first_difference, tokens_of
+from specdemo.racing.explained import explained
 from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.servers import sglang, vllm
 from specdemo.servers.llamacpp import LlamaCppEvent, llamacpp_steps
-from specdemo.servers.steps import ServerReport, Step, events_of, recovered, steps_of, with_drafts, with_totals
+from specdemo.servers.steps import ServerReport, Step, events_of, steps_of, with_drafts
+from specdemo.settings import Settings
 from specdemo.tokens import DraftOutcome, FinishReason, TokenKind
 from tests.harness.classes import Stats
 
 from ..fakes.server import Chunk, recorded, sent
-from ..sentences import gist, refuses
+from ..sentences import refuses, tells
 
 ACCEPTED, RESAMPLED, BONUS = TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS
 TARGET, UNKNOWN = TokenKind.TARGET, TokenKind.UNKNOWN
@@ -101,31 +104,30 @@ def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> Non
     assert any(token.id is None for entry in entries for token in emitted_tokens(entry.event))
 
 
-def test_what_vllm_tells_in_detail() -> None:
+def test_vllms_lists_leave_out_rounds_without_a_draft_so_its_kinds_are_unknown() -> None:
     head, chunks = recorded("vllm-detailed")
     report = ServerReport()
     steps = steps_of(vllm.pieces(sent(vllm.VLLMEvent, chunks), report), head["max_new_tokens"], report)
-    entries = entries_of(recovered(steps, report), report)
-    assert kinds(entries) == [*[TARGET] * 3, *[ACCEPTED] * 4, BONUS, RESAMPLED, ACCEPTED]  # the end was drafted
+    assert report.lists == ((4, 0, 2), (4, 4, 4))
+    entries = entries_of(with_drafts(steps, report), report)
+    assert kinds(entries) == [TARGET, *[UNKNOWN] * 9]
+    assert len(report.notes) == 1
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
-    assert (stats.tokens, stats.drafts, stats.drafted) == tuple(
-        counted[name] for name in ("tokens", "rounds", "drafted")
+    assert (stats.tokens, stats.prompt_tokens) == (counted["tokens"], head["prompt_tokens"])
+    assert stats.drafted is stats.accepted is None
+    assert (report.rounds, report.drafted, report.accepted) == tuple(
+        counted[name] for name in ("rounds", "drafted", "accepted")
     )
-    assert (stats.prompt_tokens, stats.accepted) == (head["prompt_tokens"], 5)
-    assert counted["accepted"] == 6  # the server counts one after the end of the text as well
     assert text(entries) == head["text"]
-    assert report.rounds == counted["rounds"]
 
 
-def test_what_sglang_tells() -> None:
+def test_sglang_tells_totals_so_its_kinds_are_unknown() -> None:
     head, chunks = recorded("sglang-chain")
-    report = ServerReport(k=3)
+    report = ServerReport()
     steps = steps_of(sglang.pieces(sent(sglang.SGLangEvent, chunks), report), 12, report)
-    entries = entries_of(recovered(steps, report), report)
-    all_pass = [*[ACCEPTED] * 3, BONUS]
-    assert kinds(entries) == [TARGET, *all_pass, ACCEPTED, RESAMPLED, RESAMPLED, *all_pass]
-    stats = Stats.of(entry.event for entry in entries)
-    assert (stats.drafts, stats.drafted, stats.accepted) == tuple(
+    entries = entries_of(with_drafts(steps, report), report)
+    assert kinds(entries) == [TARGET, *[UNKNOWN] * 11]
+    assert (report.rounds, report.drafted, report.accepted) == tuple(
         head["counters"][name] for name in ("rounds", "drafted", "accepted")
     )
     assert text(entries) == "".join(f" w{number}" for number in range(10, 22))
@@ -213,58 +215,44 @@ def test_tokens_held_back_lose_neither_rounds_nor_tokens(truth: Truth, hidden: f
 
 @given(rounds, st.data())
 def test_vllm_kinds_are_true_or_unknown(truth: Truth, data: st.DataObject) -> None:
-    """Whatever pieces the server merges; with its lists of rounds, the longer rounds are always known."""
-    parts = [1, *(accepted + 1 for _, accepted in truth)]
-    bounds = data.draw(st.lists(st.booleans(), min_size=len(parts) - 1, max_size=len(parts) - 1))
+    """Whatever pieces the server merges. Where each is a round with a draft, all kinds are known."""
+    parts = [accepted + 1 for _, accepted in truth]
+    bounds = data.draw(st.lists(st.booleans(), min_size=len(parts), max_size=len(parts)))
     pieces = [1]
-    for size, joined in zip(parts[1:], bounds, strict=True):
+    for size, joined in zip(parts, bounds, strict=True):
         if joined and len(pieces) > 1:
             pieces[-1] += size
         else:
             pieces.append(size)
-    at, steps = 0, []
-    for size in pieces:
-        steps.append(Step(tuple(range(at, at + size)), ("",) * size, 0.5))
-        at += size
+    steps = [Step(tuple(range(size)), ("",) * size, 0.5) for size in pieces]
     spec = [(drafted, accepted) for drafted, accepted in truth if drafted]
     lists = [accepted for _, accepted in spec], [drafted for drafted, _ in spec]
-    report = ServerReport(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]), lists=lists, k=5)
-    entries = entries_of(recovered(steps, report), report)
-    if not any(bounds):
+    report = ServerReport(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]), lists=lists)
+    found = kinds(entries_of(with_drafts(steps, report), report))
+    assert all(mine in (kind, UNKNOWN) for mine, kind in zip(found, true_kinds(truth), strict=True))
+    if len(pieces) - 1 == len(spec) == len(truth) or not spec:
+        assert UNKNOWN not in found
         assert not report.notes
-        pairs = zip(kinds(entries), true_kinds(truth), strict=True)
-        assert all(mine in (kind, UNKNOWN) for mine, kind in pairs)
-    assert len(kinds(entries)) == sum(parts)
 
 
-def test_lists_that_do_not_fit_are_refused() -> None:
-    steps = [Step((1,), ("",), 0.1), Step((2, 3), ("", ""), 0.1)]
-    assert with_drafts(steps, [2], [4]) is not None  # cut by the end of the text
-    assert with_drafts([*steps, Step((4,), ("",), 0.1)], [2], [4]) is None
-    assert with_drafts(steps, [], []) is None
-
-
-def test_totals_without_lists() -> None:
-    pieces = [Step((1, 2, 3), ("",) * 3, 0.1), Step((4,), ("",), 0.1)]
-    every = with_totals(pieces, ServerReport(rounds=2, drafted=4, accepted=2, k=2))
-    assert [(step.drafted, step.accepted) for step in every] == [(2, 2), (2, 0)]
-    some = with_totals(pieces, ServerReport(rounds=1, drafted=2, accepted=2, k=2))
-    assert [step.drafted for step in some] == [None, None]
-    none = with_totals(pieces, ServerReport(rounds=0, drafted=0, accepted=0))
-    assert [step.rounds for step in none] == [3, 1]
-    merged = ServerReport(rounds=3, drafted=6, accepted=2, k=2)
-    with_totals(pieces, merged)
-    assert [*map(gist, merged.notes)] == ["The 3 2 some"]
+def test_a_text_that_ends_inside_its_last_round() -> None:
+    steps = [Step((1,), ("a",), 0.1), Step((2, 3), ("b", "c"), 0.1)]
+    ended = with_drafts(steps, ServerReport(drafted=4, lists=([2], [4])))
+    assert [(step.drafted, step.accepted) for step in ended] == [(None, None), (4, 2)]
+    for lists in (([2, 0], [4, 4]), ([0], [4]), ([], []), None):
+        assert with_drafts(steps, ServerReport(drafted=4, lists=lists)) == steps
 
 
 def test_a_lane_whose_drafts_are_unknown_has_no_figures_of_them() -> None:
     report = ServerReport(reason=FinishReason.LENGTH)
     steps = [Step((1,), ("a",), 0.1), Step((2, 3, 4), ("b", "c", "d"), 0.1), Step((5,), ("e",), 0.1)]
-    events: list[Event] = [entry.event for entry in entries_of(steps, report)]
-    figures = Stats.of(events).as_dict()
-    unknown = ("drafted", "tested", "acceptance_rate", "draft_efficiency", "draft_seconds", "verify_seconds")
+    entries = entries_of(steps, report)
+    figures = Stats.of([entry.event for entry in entries]).as_dict()
+    unknown = ("drafted", "accepted", "tested", "acceptance_rate", "draft_efficiency", "draft_seconds")
     assert all(figures[name] is None for name in unknown)
-    assert (figures["accepted"], figures["tokens_per_round"], figures["rounds"]) == (2, 2.0, 2)
+    why = explained(Request("Hi", "", OWN_DRAFTER, Settings()), entries, 0, "server")["why"]
+    assert tells(why, "server")
+    assert not tells(why, "3")
 
 
 def test_nothing_written_is_told() -> None:

@@ -78,9 +78,9 @@ def server_rounds(draw: st.DrawFn, lane: str, index: int) -> Entry:
     known_ids = draw(st.lists(known, max_size=4))
     merged = draw(st.none() | st.integers(2, 4)) if len(known_ids) > 2 else None
     merged = min(merged, len(known_ids) + 1) if merged else None
-    kind = TokenKind.UNKNOWN if merged else TokenKind.ACCEPTED
+    kind = TokenKind.UNKNOWN if merged or draw(st.booleans()) else TokenKind.ACCEPTED
     emitted = [*(Token(i, kind) for i in known_ids), Token(draw(known), TokenKind.UNKNOWN)]
-    drafted = [] if merged else [DraftedToken(i, DraftOutcome.ACCEPTED) for i in known_ids]
+    drafted = [DraftedToken(i, DraftOutcome.ACCEPTED) for i in known_ids if kind is TokenKind.ACCEPTED]
     event = Round(index, tuple(drafted), tuple(emitted), None, None, draw(seconds), merged=merged)
     return Entry(lane, with_text(event, strings(draw, len(emitted)), strings(draw, len(drafted))))
 
