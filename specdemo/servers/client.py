@@ -1,4 +1,4 @@
-"""Asks a server over HTTP, and limits its answers in size, time and kind.
+"""Asks a server over HTTP, and limits its answers in size and kind.
 
 Keys are sent in a header and appear nowhere else: in no error, log or trace.
 """
@@ -6,26 +6,27 @@ Keys are sent in a header and appear nowhere else: in no error, log or trace.
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-import httpcore
 import httpx
 from pydantic import AliasPath, Field, Strict, ValidationError
 
 from ..errors import BadInput
 from ..models.tables import json_as, table_as
-from ..system.progress import check_stopped
+from ..system.progress import Stopped, check_stopped
 from .address import Address
 
 T = TypeVar("T")
 CONNECT_SECONDS, SILENT_SECONDS = 5.0, 30.0  # to connect, and between two pieces of an answer
-ANSWER_SECONDS = 600.0  # for a whole answer
 MAX_LINE, MAX_ANSWER = 1_000_000, 64_000_000  # bytes
-LOOK_SECONDS = 0.2  # between two checks for Stop while the server is silent
+LOOK_SECONDS = 0.1  # between two checks for Stop while a server is waited for
 MAX_QUOTED = 200  # characters of a server's error message
 STATUSES = {
     401: "asks for an API key, or does not know the one it was given",
@@ -71,9 +72,8 @@ class Client:
             headers["Authorization"] = f"Bearer {key}"
         timeout = httpx.Timeout(silent_seconds, connect=CONNECT_SECONDS)
         # Environment variables and .netrc are ignored: they could send a key or the request elsewhere.
-        self._http = httpx.Client(
-            base_url=address.url, headers=headers, timeout=timeout, trust_env=False, transport=_Transport()
-        )
+        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=timeout, trust_env=False)
+        self._sockets: list[socket.socket] = []
 
     def close(self) -> None:
         self._http.close()
@@ -104,8 +104,8 @@ class Client:
         with self._answer("GET", path, None) as response:
             return self._read(response).decode(errors="replace")
 
-    def stream(self, kind: type[T], path: str, **body: Any) -> Iterator[tuple[float, T]]:
-        """The server-sent events of an answer, up to its end or `[DONE]`, as instances of a dataclass.
+    def stream(self, kind: type[T], path: str, **body: Any) -> Generator[tuple[float, T], None, None]:
+        """The server-sent events of an answer, up to its end or `[DONE]`, as instances of a dataclass. To be closed.
 
         Yields:
             The seconds from the request to the event, and the event.
@@ -114,9 +114,8 @@ class Client:
         """
         began = time.perf_counter()
         with self._answer("POST", path, body) as response:
-            if not _type(response).startswith("text/event-stream"):
-                raise self.wrong(f"answers {_brief(_type(response) or 'without a content type')} instead of a stream")
-            for line in self._lines(response, began):
+            self._check_type(response, "text/event-stream", "instead of a stream")
+            for line in self._lines(response):
                 seconds = time.perf_counter() - began
                 if not line.startswith(b"data:"):
                     continue  # comments, and the names and ids of events
@@ -132,26 +131,24 @@ class Client:
 
     def _object(self, how: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         with self._answer(how, path, body) as response:
-            if "json" not in _type(response):
-                raise self.wrong(f"answers {_brief(_type(response) or 'without a content type')} where JSON belongs")
+            self._check_type(response, "json", "where JSON belongs")
             return self._parsed(self._read(response))
 
     @contextmanager
     def _answer(self, how: str, path: str, body: dict[str, Any] | None) -> Iterator[httpx.Response]:
         """An answer of which only the head has been read."""
-        request = self._http.build_request(how, path, json=body)
+        request = self._http.build_request(how, path, json=body, extensions={"trace": self._note_socket})
         if self.address.pinned:
             request.extensions["sni_hostname"] = self.address.host
         try:
-            response = self._http.send(request, stream=True, follow_redirects=False)
-            try:
-                if not response.is_success:
-                    raise self.wrong(self._status(response, path))
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise self.wrong("packs its answer, although it was asked not to")
-                yield response
-            finally:
-                response.close()
+            with self._ended_by_stop():
+                response = self._http.send(request, stream=True, follow_redirects=False)
+                try:
+                    if not response.is_success:
+                        raise self.wrong(self._status(response, path))
+                    yield response
+                finally:
+                    response.close()
         except httpx.ConnectTimeout:
             raise self.wrong(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
         except httpx.TimeoutException:
@@ -163,6 +160,39 @@ class Client:
             raise self.wrong("closed the connection in the middle of its answer") from None
         except httpx.HTTPError as error:
             raise self.wrong(f"cannot be asked: {self._brief(error)}") from None
+
+    @contextmanager
+    def _ended_by_stop(self) -> Iterator[None]:
+        """Shut down the connections once the work is stopped: a thread may wait for a server that says nothing, such as
+        in a long prefill."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_SECONDS):
+                try:
+                    check_stopped()
+                except Stopped:
+                    for connection in self._sockets:
+                        with suppress(OSError):  # it is closed
+                            connection.shutdown(socket.SHUT_RDWR)
+
+        watcher = threading.Thread(target=copy_context().run, args=(watch,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        except (httpx.HTTPError, BadInput):
+            check_stopped()
+            raise
+        else:
+            check_stopped()  # the end of the connection may look like that of an answer
+        finally:
+            over.set()
+            watcher.join()
+
+    def _note_socket(self, event: str, info: dict[str, Any]) -> None:
+        """Called by httpx for each step of a request."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._sockets.append(info["return_value"].get_extra_info("socket"))
 
     def _status(self, response: httpx.Response, path: str) -> str:
         """A sentence on the status of a failure, with the server's own words if they cannot hold the key."""
@@ -180,36 +210,34 @@ class Client:
             said = ""
         return f"{words} ({code}{f': {self._brief(said)}' if said else ''})"
 
-    def _lines(self, response: httpx.Response, began: float) -> Iterator[bytes]:
-        """The lines of an answer, which may not be too long, too many or too late."""
-        line, size = bytearray(), 0
-        for piece in response.iter_raw():
-            check_stopped()
+    def _check_type(self, response: httpx.Response, wanted: str, otherwise: str) -> None:
+        found = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if wanted not in found:
+            raise self.wrong(f"answers {self._brief(found or 'without a content type')} {otherwise}")
+
+    def _pieces(self, response: httpx.Response, most: int) -> Iterator[bytes]:
+        """An answer of at most so many bytes."""
+        size = 0
+        for piece in response.iter_bytes():
             size += len(piece)
-            if size > MAX_ANSWER:
-                raise self.wrong(f"does not end its answer: more than {MAX_ANSWER // 1_000_000} MB came")
-            if time.perf_counter() - began > ANSWER_SECONDS:
-                raise self.wrong(f"does not end its answer within {ANSWER_SECONDS:g} seconds")
-            end, *others = piece.split(b"\n")
-            line += end
-            if max(map(len, (line, *others))) > MAX_LINE:
+            if size > most:
+                raise self.wrong(f"does not end its answer: more than {most // 1_000_000} MB came")
+            yield piece
+
+    def _lines(self, response: httpx.Response) -> Iterator[bytes]:
+        """The lines of a stream. Those of httpx also end at other characters, which JSON may hold."""
+        rest = b""
+        for piece in self._pieces(response, MAX_ANSWER):
+            *lines, rest = (rest + piece).split(b"\n")
+            if max(map(len, (*lines, rest))) > MAX_LINE:
                 raise self.wrong(f"sends a line of more than {MAX_LINE // 1_000_000} MB")
-            if others:
-                yield bytes(line)
-                yield from others[:-1]
-                line = bytearray(others[-1])
-        if line:
-            yield bytes(line)
+            yield from lines
+        if rest:
+            yield rest
 
     def _read(self, response: httpx.Response) -> bytes:
         """A whole answer that is not a stream."""
-        parts, size, began = [], 0, time.perf_counter()
-        for piece in response.iter_raw():
-            size += len(piece)
-            if size > MAX_LINE or time.perf_counter() - began > ANSWER_SECONDS:
-                raise self.wrong("answers with more than was asked for")
-            parts.append(piece)
-        return b"".join(parts)
+        return b"".join(self._pieces(response, MAX_LINE))
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:
@@ -229,64 +257,8 @@ class Client:
         """An error that says what the server does."""
         return BadInput(f"The server at {self.address} {words}.")
 
-    def _brief(self, said: object) -> str:
-        """The words of a server or a library on one line, without the key."""
-        text = str(said).replace(self._key, "***") if self._key else str(said)
-        return _brief(text)
-
-
-def _type(response: httpx.Response) -> str:
-    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
-
-
-def _brief(text: str) -> str:
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    words = " ".join(printable.split()).rstrip(".")
-    return words if len(words) <= MAX_QUOTED else words[: MAX_QUOTED - 3] + "..."
-
-
-# Connections that can be given up while a server says nothing, such as in a long prefill -----------------------
-
-
-class _Stream(httpcore.NetworkStream):
-    """A connection whose reads wait in short turns."""
-
-    def __init__(self, stream: httpcore.NetworkStream) -> None:
-        self._stream = stream
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Raises: Stopped: the work was stopped. httpcore.ReadTimeout: nothing came in `timeout` seconds."""
-        until = float("inf") if timeout is None else time.monotonic() + timeout
-        while True:
-            check_stopped()
-            left = until - time.monotonic()
-            try:
-                return self._stream.read(max_bytes, max(0.001, min(LOOK_SECONDS, left)))
-            except httpcore.ReadTimeout:
-                if left <= LOOK_SECONDS:
-                    raise
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, timeout)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
-
-    def start_tls(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(*args, **named))
-
-
-class _Backend(httpcore.SyncBackend):
-    def connect_tcp(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
-        return _Stream(super().connect_tcp(*args, **named))
-
-
-class _Transport(httpx.HTTPTransport):
-    """The transport of httpx with such connections."""
-
-    def __init__(self) -> None:
-        context = httpx.create_ssl_context(trust_env=False)
-        self._pool = httpcore.ConnectionPool(context, max_connections=None, network_backend=_Backend())
+    def _brief(self, words: object) -> str:
+        """The words of a server or a library on one short line, without the key."""
+        text = str(words).replace(self._key, "***") if self._key else str(words)
+        line = " ".join("".join(c if c.isprintable() else " " for c in text).split()).rstrip(".")
+        return line if len(line) <= MAX_QUOTED else line[: MAX_QUOTED - 3] + "..."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Annotated, Any
@@ -121,10 +122,11 @@ class LlamaCpp:
         wanted = {"stream": True, "return_tokens": True, "timings_per_token": True}
         sent = self.client.stream(LlamaCppEvent, "/completion", **asked_of(prompt, settings), **wanted)
         tokens, rounds, merged = 0, 0, False
-        for step in llamacpp_steps(sent, settings.max_new_tokens, report):
-            tokens, rounds = tokens + len(step.ids), rounds + bool(step.drafted)
-            merged |= step.rounds > 1 and bool(step.drafted)
-            yield step
+        with closing(sent):
+            for step in llamacpp_steps(sent, settings.max_new_tokens, report):
+                tokens, rounds = tokens + len(step.ids), rounds + bool(step.drafted)
+                merged |= step.rounds > 1 and bool(step.drafted)
+                yield step
         report.rounds = None if merged else rounds
         if merged:
             report.notes.append(

@@ -6,6 +6,7 @@ Source: SGLang 0.5, `python/sglang/srt/managers/tokenizer_manager.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -80,7 +81,8 @@ class SGLang:
         }
         read = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         sent = self.client.stream(SGLangEvent, "/generate", **read, sampling_params=sampling, stream=True)
-        steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
+        with closing(sent):
+            steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
         yield from texts_split(self.text_of, with_drafts(steps, report))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -105,7 +106,8 @@ class VLLM:
         salt = {"cache_salt": secrets.token_hex(8)}  # so that the prompt is read, as in the other lane
         sent = self.client.stream(VLLMEvent, "/v1/completions", **asked, **sampling, **wanted, **salt)
         report.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
-        steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
+        with closing(sent):
+            steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
         counted = report.check(before, self.counters, sum(len(step.ids) for step in steps))
         if report.rounds is None and counted is not None:
             report.rounds, report.drafted, report.accepted = counted.rounds, counted.drafted, counted.accepted
