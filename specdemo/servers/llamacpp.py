@@ -125,7 +125,7 @@ class LlamaCpp:
         with closing(sent):
             for step in llamacpp_steps(sent, settings.max_new_tokens, report):
                 tokens, rounds = tokens + len(step.ids), rounds + bool(step.drafted)
-                merged |= step.rounds > 1 and bool(step.drafted)
+                merged |= step.drafted is None or (step.rounds > 1 and step.drafted > 0)
                 yield step
         report.rounds = None if merged else rounds
         if merged:
@@ -154,32 +154,27 @@ def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, An
 def llamacpp_steps(sent: Iterator[tuple[float, LlamaCppEvent]], most: int, report: ServerReport) -> Iterator[Step]:
     """The steps of a stream of `/completion` with at most `most` tokens.
 
-    Tokens that were held back come with the next event. A round emits one token more than it accepted, which shows the
-    steps that they belong to. Rounds that cannot be separated become one step.
+    A round emits one token more than it accepts, so counts tell how many rounds a step holds. Tokens that were held
+    back before a round's first event are its own, those of rounds without an event, or the last ones of the round
+    before, which lacks them then: both become one step. The text may end inside the last step.
     """
     steps = _steps(_events(sent, most, report), report)
-    yield from islice(steps, 1)  # the first token has no draft
-    waiting: Step | None = None  # whose last tokens have not come yet
-    for seen in steps:
-        step = seen
-        if waiting is not None:
-            missing = _emitted(waiting) - len(waiting.ids)
-            if missing <= len(step.ids) <= missing + _emitted(step):
-                ids, texts = waiting.ids + step.ids[:missing], waiting.texts + step.texts[:missing]
-                yield replace(waiting, ids=ids, texts=texts)
-                step = replace(step, ids=step.ids[missing:], texts=step.texts[missing:])
-            else:
-                step = _together(waiting, step)
-        waiting = step if len(step.ids) < _emitted(step) else None
-        if waiting is None:
-            yield replace(step, rounds=len(step.ids) - (step.accepted or 0))
-    if waiting is not None and waiting.ids:  # the text ended inside the round
-        yield waiting
+    yield from (step for step, _ in islice(steps, 1))  # the first token has no draft
+    held: Step | None = None
+    sure = True  # that all its tokens are of the round of its events
+    for step, late in steps:
+        if held is not None and late and not (sure and _rounds_in(held) == 1):
+            held, sure = _together(held, step), False
+            continue
+        if held is not None:
+            yield replace(held, rounds=_rounds_in(held))
+        held, sure = step, not late
+    if held is not None:
+        yield held if sure else replace(held, rounds=max(_rounds_in(held), 1), drafted=None if held.drafted else 0)
 
 
-def _emitted(step: Step) -> int:
-    """How many tokens a round emits if the text does not end in it."""
-    return (step.accepted or 0) + 1
+def _rounds_in(step: Step) -> int:
+    return len(step.ids) - (step.accepted or 0)
 
 
 def _together(one: Step, other: Step) -> Step:
@@ -209,17 +204,21 @@ def _events(sent: Iterator[tuple[float, LlamaCppEvent]], most: int, report: Serv
     raise BadInput(UNFINISHED)
 
 
-def _steps(events: Iterator[LlamaCppEvent], report: ServerReport) -> Iterator[Step]:
-    """A step for the events of a round, if they have tokens. Those that were held back have no id and no text of their
-    own."""
+def _steps(events: Iterator[LlamaCppEvent], report: ServerReport) -> Iterator[tuple[Step, bool]]:
+    """A step for the events of a round, if they have tokens, and whether some were held back before its first event.
+
+    Those that were held back have no id and no text of their own.
+    """
     tokens = drafted = accepted = 0
     spent = 0.0
     for _, group in groupby(events, key=lambda event: event.predicted_ms):
         ids: list[int | None] = []
         texts: list[str] = []
+        before = 0
         for event in group:
             own = event.tokens
             missing = max(event.predicted_n - tokens - len(ids) - len(own), 0)
+            before = before if ids else missing
             ids += [*[None] * missing, *own]
             texts += ([""] * (missing + len(own) - 1) + [event.content])[: missing + len(own)]
         seconds = event.predicted_ms / 1000
@@ -229,8 +228,8 @@ def _steps(events: Iterator[LlamaCppEvent], report: ServerReport) -> Iterator[St
         step = Step(tuple(ids), tuple(texts), seconds - spent, new_drafted, new_accepted)
         if not tokens and ids:
             report.prompt_tokens = event.tokens_evaluated
-            yield Step(step.ids[:1], step.texts[:1], event.prompt_ms / 1000)
-            step = replace(step, ids=step.ids[1:], texts=step.texts[1:])
+            yield Step(step.ids[:1], step.texts[:1], event.prompt_ms / 1000, 0, 0), False
+            step, before = replace(step, ids=step.ids[1:], texts=step.texts[1:]), before - 1
         tokens, drafted, accepted, spent = tokens + len(ids), event.draft_n, event.draft_n_accepted, seconds
         if step.ids:
-            yield step
+            yield step, before > 0
