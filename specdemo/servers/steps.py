@@ -70,10 +70,10 @@ class ServerReport:
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
 
-    def check(self, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> Counters | None:
-        """The server's counters for this answer; None if it does not say, or if it answered others at the same time."""
+    def check(self, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> None:
+        """Compare with the server's counters, if it shows them and answered nobody else, and fill in what they know."""
         if before is None:
-            return None
+            return
         until = time.perf_counter() + COUNTING_SECONDS
         while True:
             now = read()
@@ -85,15 +85,15 @@ class ServerReport:
             self.notes.append(
                 "The server's counters include other requests, so the rounds were not checked against them."
             )
-            return None
-        pairs = zip(
-            (self.rounds, self.drafted, self.accepted), (counted.rounds, counted.drafted, counted.accepted), strict=True
-        )
+            return
         self.by_position = counted.by_position
-        self.counted = all(mine in (None, theirs) for mine, theirs in pairs)
-        if not self.counted:
+        theirs = counted.rounds, counted.drafted, counted.accepted
+        ours = self.rounds, self.drafted, self.accepted
+        self.counted = all(mine in (None, count) for mine, count in zip(ours, theirs, strict=True))
+        if self.counted:
+            self.rounds, self.drafted, self.accepted = theirs
+        else:
             self.notes.append("The server's stream and its counters disagree.")
-        return counted
 
 
 def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, report: ServerReport) -> list[Step]:

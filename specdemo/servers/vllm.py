@@ -108,9 +108,7 @@ class VLLM:
         report.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
         with closing(sent):
             steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)
-        counted = report.check(before, self.counters, sum(len(step.ids) for step in steps))
-        if report.rounds is None and counted is not None:
-            report.rounds, report.drafted, report.accepted = counted.rounds, counted.drafted, counted.accepted
+        report.check(before, self.counters, sum(len(step.ids) for step in steps))
         yield from texts_split(self.text_of, with_drafts(steps, report))
 
 
