@@ -22,6 +22,8 @@ def check(
     drafters: Drafters = "",
     server: Annotated[str | None, Option(help="Instead of models, a running vLLM, llama.cpp server or SGLang.")] = None,
     baseline: Annotated[str | None, Option(help="The same server without speculation.")] = None,
+    at_once: Annotated[int, Option(help="The most requests that a server gets at once; 0 leaves them out.")] = 4,
+    context: Annotated[int, Option(help="The longest prompt of a server, in tokens; 0 leaves longer ones out.")] = 0,
     seconds: Annotated[int, Option(help="The most time that it takes once the models are loaded.")] = 120,
     text: Annotated[
         Path | None, Option(help="Compare quantized weights on the text of this file, not on 24 short ones.")
@@ -41,7 +43,8 @@ def check(
     keys = {"server_key": os.environ.get(SERVER_KEY, ""), "baseline_key": os.environ.get(BASELINE_KEY, "")}
     asked: dict[str, Any] = {field.name: field.value for field in Check.fields}
     asked["text"] = "" if text is None else read_text(text)
-    asked |= {"server": server or "", "baseline": baseline or "", "seconds": seconds, **keys}
+    asked |= {"server": server or "", "baseline": baseline or "", "at_once": at_once, "context": context}
+    asked |= {"seconds": seconds, **keys}
     for field in Check.fields:
         if field.kind != "drafters":
             field.check(asked[field.name])

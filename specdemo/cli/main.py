@@ -1,4 +1,4 @@
-"""The command line: `python -m specdemo presets | cache | serve | generate | race | record | doctor | lab | ...`.
+"""The command line: `python -m specdemo presets | cache | serve | generate | race | record | check | lab | ...`.
 
 What a command is asked for goes to stdout, everything else to stderr. Bad input ends with exit status 2
 and one line on stderr.
@@ -24,7 +24,6 @@ from ..system.imports import import_quickly
 from ..tokens import TokenKind
 from .bench import app as bench_app
 from .check import check
-from .doctor import doctor
 from .export import export
 from .lab import app as lab_app
 from .models import ModelsOrEager
@@ -53,7 +52,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
 app.command()(check)
-app.command()(doctor)
+app.command("doctor", hidden=True)(check)  # its older name
 app.command()(export)
 moved(
     app, "train", "`python -m tools.train` makes drafters, in the project's folder; `export` is a command of its own."

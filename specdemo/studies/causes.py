@@ -14,14 +14,13 @@ from ..system.imports import LazyModule
 from .perplexity import loaded_as
 from .prompts import Prompt
 from .statistics import Spread, pooled_rate, rates_differ
-from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, server_field, some_of_each
+from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, lengthened, server_field, some_of_each
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..servers import dialects
-    from . import doctor, writers
+    from . import writers
 else:
-    doctor = LazyModule("specdemo.studies.doctor")
     writers = LazyModule("specdemo.studies.writers")
     dialects = LazyModule("specdemo.servers.dialects")
 
@@ -107,7 +106,7 @@ class Causes(Study):
             yield Condition(TEMPERATURE, f"{temperature:g}", few, {"temperature": temperature})
         yield Condition(CONTEXT, "the prompt alone", few)
         for tokens in CONTEXTS:
-            longer = [(prompt, doctor.lengthened(text, tokens, at)) for at, (prompt, text) in enumerate(few)]
+            longer = [(prompt, lengthened(text, tokens, at)) for at, (prompt, text) in enumerate(few)]
             yield Condition(CONTEXT, f"after {tokens:,} tokens", longer)
         if self._thinks():
             for name, on in (("off", False), ("on", True)):

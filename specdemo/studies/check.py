@@ -2,7 +2,7 @@
 
 Of a preset, drafters are tried on a few prompts first. The fastest is then examined on other prompts, so that its
 figures are not those that it was chosen by; if it does not pay, the next one is. A server is examined as it is.
-`doctor` measures, `diagnosis` says what it means.
+`examination` measures, `diagnosis` says what it means.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from math import inf
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from ..servers.address import Address
 from ..servers.flags import elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
-from ..system.progress import Stopped, attended, check_stopped
+from .diagnosis import NO, PAYS, UNCLEAR, YES, Diagnosis
+from .report import html_page, tables_of
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Table, table
 
@@ -27,19 +29,15 @@ if TYPE_CHECKING:
     from ..models import store
     from ..models.loaded import Loaded
     from ..servers import dialects
-    from . import diagnosis, doctor, perplexity, report, writers
+    from . import examination, perplexity, writers
 else:
-    diagnosis = LazyModule("specdemo.studies.diagnosis")
-    doctor = LazyModule("specdemo.studies.doctor")
+    examination = LazyModule("specdemo.studies.examination")
     writers = LazyModule("specdemo.studies.writers")
-    report = LazyModule("specdemo.studies.report")
     perplexity = LazyModule("specdemo.studies.perplexity")
     store = LazyModule("specdemo.models.store")
     dialects = LazyModule("specdemo.servers.dialects")
 
-PAYS = 1.05  # a speed-up below is not worth a second model
 LOOKS = 3  # at most, at the interval: after each prompt of all kinds
-LEAST_TEXTS = 5  # fewer give no answer
 TRIAL_SHARE = 0.4  # of the time
 TRIAL_TOKENS = 32
 TRIAL_EACH = 2  # prompts that are easy to guess for, and as many that are hard
@@ -50,7 +48,8 @@ SIDES = 2.5  # how often a text is written: by the target alone, with the drafte
 SERVERS, BOUNDS = "Your own server", "Drafters and time"
 BASELINE = "Without it, no speed-up can be computed."
 OWN_TABLES = 3  # at most, besides those of a diagnosis
-YES, NO, UNCLEAR = "yes", "no", "unclear"
+AT_ONCE = 1, 2, 4, 8, 16
+CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
 ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
 
 
@@ -86,12 +85,12 @@ class Check(Study):
 
     def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
-        self.doctor: doctor.Doctor | None = None
-        self.trials: dict[str, list[doctor.Sample]] = {}
+        self.examination: examination.Examination | None = None
+        self.trials: dict[str, list[examination.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
         self.perplexities: list[perplexity.Perplexity] = []  # where the weights are quantized
         self.not_compared: list[str] = []  # why some are missing then
-        self._found: diagnosis.Diagnosis | None = None
+        self._found: Diagnosis | None = None
         self._began = time.monotonic()
 
     @classmethod
@@ -134,12 +133,11 @@ class Check(Study):
         while name and (seconds := self._began + self.steps - time.monotonic()) > 0:
             self.examined.append(name)
             tokens = min(most, max(fewest, int(seconds * rate / (SIDES * kinds))))
-            plan = doctor.DoctorPlan(LOOKS, Settings(max_new_tokens=tokens), (), (), seconds)
+            plan = examination.Plan(LOOKS, Settings(max_new_tokens=tokens), seconds=seconds)
             with closing(self._examine(writers.PresetWriter(self.loaded, name, AUTO), alone, plan)) as steps:
                 for words in steps:
                     yield words
-                    whole = self.doctor is not None and len(self.doctor.samples) % kinds == 0
-                    if whole and self._answer != UNCLEAR:
+                    if self.found and len(self.found.samples) % kinds == 0 and self._answer != UNCLEAR:
                         break
             name = self._next if self._answer == NO else None
 
@@ -159,12 +157,10 @@ class Check(Study):
         for number, prompt in enumerate(some_of_each("easy-hard", TRIAL_EACH), start=1):
             for name, writer in tried.items():
                 try:
-                    with attended(lambda: bool(self.trials) and time.monotonic() > end):
-                        pair = writer.write_beside(alone, prompt.prompt, settings)
-                except Stopped:
-                    check_stopped()  # by whoever waits for it
+                    found = examination.sample(writer, alone, prompt, settings, end if self.trials else inf)
+                except examination.Late:
                     return
-                self.trials.setdefault(name, []).append(doctor.Sample(prompt, *pair))
+                self.trials.setdefault(name, []).append(found)
                 yield f"Trying drafters: {name}"
             ranked = sorted(tried, key=self._speed, reverse=True)  # the time may end before the last of them
             if number > 1:  # one short text says little
@@ -197,69 +193,47 @@ class Check(Study):
             connected = where and dialects.connected(Address.read(where), self.asked.get(key))
             yield writers.ServerWriter(opened.enter_context(connected)) if connected else None
 
-    def _plan_of_servers(self) -> doctor.DoctorPlan:
-        return doctor.DoctorPlan(
+    def _plan_of_servers(self) -> examination.Plan:
+        """At temperature 0: two servers share no random numbers."""
+        return examination.Plan(
             2,
-            doctor.settings_of(0.0, TOKENS[1], server=True),
-            [count for count in doctor.AT_ONCE if count <= self.asked["at_once"]],
-            [tokens for tokens in doctor.CONTEXTS if tokens <= self.asked["context"]],
+            Settings(0, max_new_tokens=TOKENS[1]),
+            [count for count in AT_ONCE if count <= self.asked["at_once"]],
+            [tokens for tokens in CONTEXTS if tokens <= self.asked["context"]],
             self.asked["seconds"],
         )
 
     # --- what was found
 
     def _examine(
-        self, mine: writers.Writer | None, alone: writers.Writer | None, plan: doctor.DoctorPlan
+        self, mine: writers.Writer | None, alone: writers.Writer | None, plan: examination.Plan
     ) -> Generator[str]:
         assert mine is not None
-        examined = self.doctor = doctor.Doctor(mine, alone, plan)
-        for words in examined.run():
+        self.examination = examination.Examination(mine, alone, plan)
+        for words in self.examination.run():
             self._found = None  # more is known by now
             yield words
         self._found = None
 
     @property
-    def found(self) -> diagnosis.Diagnosis | None:
+    def found(self) -> Diagnosis | None:
         """What there is so far."""
-        if self._found is None and self.doctor is not None and self.doctor.samples:
-            self._found = diagnosis.Diagnosis(self.doctor, LOOKS * max(1, len(self.examined)))
+        if self._found is None and self.examination is not None and self.examination.samples:
+            self._found = Diagnosis(self.examination, LOOKS * max(1, len(self.examined)))
         return self._found
 
     @property
     def answer(self) -> str:
-        """Whether speculation is at least `PAYS` times as fast: yes or no where the whole interval says so.
-
-        It is no only if it is no with each drafter that may pay by its trials.
-        """
+        """It is no only if it is no with each drafter that may pay by its trials."""
         return UNCLEAR if self._answer == NO and self._next else self._answer
 
     @property
     def _answer(self) -> str:
         """The answer for the drafter that was examined last."""
-        found = self.found
-        if found is None or len(found.samples) < LEAST_TEXTS:
-            return UNCLEAR
-        if found.often == 0:
-            return NO
-        speed = found.speed_up
-        if speed is None or speed.low is None or speed.high is None:
-            return UNCLEAR
-        return YES if speed.low > PAYS else NO if speed.high < PAYS else UNCLEAR
+        return self.found.answer if self.found else UNCLEAR
 
     def in_short(self) -> str:
-        """The figures that the answer rests on, in a few sentences."""
-        found = self.found
-        if found is None:
-            return "Nothing was measured."
-        speed, needed = found.speed_up, found.break_even["tokens_per_round"]
-        who = f"With {found.engine['drafter']}" if "drafter" in found.engine else "With speculation"
-        if found.often == 0 or speed is None:
-            return found.verdict
-        pays = ""
-        if found.tokens_per_round and needed:
-            pays = f" A round writes {found.tokens_per_round.mean:.2f} tokens and needs {needed:.2f} to break even."
-        enough = "" if self.answer == YES else f" A speed-up that pays is one of {PAYS:g} or more."
-        return f"{who} it is {diagnosis.times(speed)}.{pays}{enough}"
+        return self.found.verdict if self.found else "Nothing was measured."
 
     @property
     def k(self) -> int | None:
@@ -277,7 +251,7 @@ class Check(Study):
         lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
         if self._answer == NO and self._next:
             lines.append(f"{self._next} was faster when the drafters were tried, and there was no time to examine it.")
-        return [*lines, *self.not_compared, *found.advice(), *report.facts(found), *found.left_out]
+        return [*lines, *self.not_compared, *found.advice(), *found.facts(), *found.left_out]
 
     def elsewhere(self) -> list[dict[str, str]]:
         """The arguments with which other programs do the same, where it pays and they can."""
@@ -287,10 +261,7 @@ class Check(Study):
         return [{"program": name, "argument": flag} for name, flag in elsewhere(drafter, self.k, draft)]
 
     def tables(self) -> list[Table]:
-        shown = self._own_tables()
-        if self.found:
-            shown += [table(title, cols, getattr(self.found, name)) for name, (title, _, cols) in report.TABLES.items()]
-        return shown
+        return self._own_tables() + (tables_of(self.found) if self.found else [])
 
     def _own_tables(self) -> list[Table]:
         """Those besides the diagnosis."""
@@ -313,13 +284,10 @@ class Check(Study):
         return {**own, "trials": self.rows(), "elsewhere": self.elsewhere(), **quality, **found}
 
     def page(self) -> str:
-        if self.found is None:
-            return ""
-        answer = f"{ANSWERS[self.answer]} {self.in_short()}"
-        return report.html_report(self.found, answer, self._own_tables())
+        return html_page(self.words(), self.found.measured(), self.tables()) if self.found else ""
 
 
-def _row(drafter: str, samples: Sequence[doctor.Sample]) -> dict[str, Any]:
+def _row(drafter: str, samples: Sequence[examination.Sample]) -> dict[str, Any]:
     """What a drafter did on a few prompts, before one was chosen. `needed` tokens a round are its break-even."""
     rounds = sum(sample.with_drafts.rounds for sample in samples)
     tokens = sum(len(sample.with_drafts.tokens) - 1 for sample in samples)
@@ -332,7 +300,7 @@ def _row(drafter: str, samples: Sequence[doctor.Sample]) -> dict[str, Any]:
     }
 
 
-def _mean(samples: Sequence[doctor.Sample], name: str) -> float | None:
+def _mean(samples: Sequence[examination.Sample], name: str) -> float | None:
     """The geometric mean of what is known of a figure."""
     known = [found for sample in samples if (found := getattr(sample, name))]
     return geometric_mean(known) if known else None

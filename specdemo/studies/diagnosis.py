@@ -1,4 +1,4 @@
-"""What an examination by the doctor means: its figures, a verdict in words, and the flag to change."""
+"""What an examination means: its figures, the answer, a verdict in words, and the flag to change."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate, zip_longest
 from operator import mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
 from ..settings import AUTO
-from .doctor import Doctor, Sample
 from .statistics import Spread, geometric_mean, pooled_rate
-from .tables import grouped
+from .tables import format_value, grouped
 
+if TYPE_CHECKING:
+    from .examination import Examination, Sample
+
+YES, NO, UNCLEAR = "yes", "no", "unclear"
+PAYS = 1.05  # a speed-up below is not worth a second model
+LEAST_TEXTS = 5  # fewer give no answer
 RARE = 0.25  # share of rounds with a draft below which the drafter is called rare
 NEAR = NEAR_TIE["bfloat16"]  # of two logits: a server does not tell in what it computes
 OF_A_CONCURRENT_RUN = "at_once", "texts", "tokens_per_second", "alone_tokens_per_second", "speed_up"
@@ -23,7 +28,7 @@ WORTH = 0.03  # how much faster another K must be by the model to be named
 
 
 class Diagnosis:
-    """What was found so far, ready for JSON (`as_dict`).
+    """What is known by one sample or more, ready for JSON (`as_dict`).
 
     Attributes:
         positions: for each position of a draft how many of the texts' drafts there were, how many guesses were tested
@@ -43,14 +48,14 @@ class Diagnosis:
         looks: how often the interval of the speed-up is looked at before one is acted on; it is wider for it.
     """
 
-    def __init__(self, doctor: Doctor, looks: int = 1) -> None:
-        usual = [sample for sample in doctor.samples if sample.context is None]
+    def __init__(self, examination: Examination, looks: int = 1) -> None:
+        usual = [sample for sample in examination.samples if sample.context is None]
         kinds = grouped(usual, lambda sample: sample.prompt.category)
-        longer = grouped((sample for sample in doctor.samples if sample.context), lambda sample: sample.context)
+        longer = grouped((sample for sample in examination.samples if sample.context), lambda sample: sample.context)
         notes = dict.fromkeys(note for sample in usual for note in sample.with_drafts.notes)
-        self.engine = doctor.with_drafts.facts
-        self.baseline = doctor.alone.facts if doctor.alone else None
-        self.plan = asdict(doctor.plan)
+        self.engine = examination.with_drafts.facts
+        self.baseline = examination.alone.facts if examination.alone else None
+        self.plan = asdict(examination.plan)
         self.adapts = self.engine.get("k") == AUTO
         self.speed_up = _speed_up(usual, looks)
         self.tokens_per_round = _tokens_per_round(usual)
@@ -60,21 +65,18 @@ class Diagnosis:
         cost = self.round["cost"].mean if self.round["cost"] else None
         self.break_even = {"tokens_per_round": cost, "alpha": _alpha(cost, self.often, len(self.positions))}
         self.kinds = [_group({"kind": kind}, found) for kind, found in kinds.items()]
-        self.at_once = [{name: getattr(run, name) for name in OF_A_CONCURRENT_RUN} for run in doctor.concurrent_runs]
+        self.at_once = [
+            {name: getattr(run, name) for name in OF_A_CONCURRENT_RUN} for run in examination.concurrent_runs
+        ]
         self.contexts = [_group({"context": length}, found) for length, found in longer.items()]
-        self.texts = _texts(doctor.samples)
-        self.samples = [_sample(sample) for sample in doctor.samples]
-        self.left_out = [*doctor.left_out, *notes]
+        self.texts = _texts(examination.samples)
+        self.samples = [_sample(sample) for sample in examination.samples]
+        self.left_out = [*examination.left_out, *notes]
         self.best_k = _best_k(self._reached(), cost, self.often, _mean_draft(usual) if self.adapts else None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, the sentences first."""
         return {"verdict": self.verdict, "advice": self.advice(), **vars(self)}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The table of the CSV file: `part` says what a row is of."""
-        parts = {"position": self.positions, "kind": self.kinds, "at once": self.at_once, "context": self.contexts}
-        return [{"part": part, **row} for part, rows in {**parts, "text": self.samples}.items() for row in rows]
 
     def _reached(self) -> list[float]:
         """How often a draft passes to each position; if K adapts, one that is long enough to have it."""
@@ -86,28 +88,60 @@ class Diagnosis:
     # --- in words
 
     @property
+    def answer(self) -> str:
+        """Whether speculation is at least `PAYS` times as fast: yes or no where the whole interval says so."""
+        if len(self.samples) < LEAST_TEXTS:
+            return UNCLEAR
+        if self.often == 0:
+            return NO
+        speed = self.speed_up
+        if speed is None or speed.low is None or speed.high is None:
+            return UNCLEAR
+        return YES if speed.low > PAYS else NO if speed.high < PAYS else UNCLEAR
+
+    @property
     def verdict(self) -> str:
-        """Whether speculation pays, in a sentence."""
-        if not self.samples:
-            return "Nothing was measured."
+        """The figures that the answer rests on, in a few sentences."""
         if self.often == 0:
             return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
-        tokens = f"{self.tokens_per_round.mean:.2f} tokens a round" if self.tokens_per_round else "rounds unknown"
-        if self.speed_up is None or self.break_even["tokens_per_round"] is None:
-            return f"{tokens[0].upper()}{tokens[1:]}; only a baseline shows whether that pays."
-        pays = f"{tokens}, and {self.break_even['tokens_per_round']:.2f} are needed"
-        ratio, low, high = self.speed_up.mean, self.speed_up.low, self.speed_up.high
-        found = f"{times(self.speed_up)}; {pays}."
-        if low is not None and high is not None and low <= 1 <= high:
-            return f"These prompts do not show whether it pays: {found}"
-        if EVEN[0] <= ratio <= EVEN[1]:
-            return f"Speculation changes almost nothing: {found}"
-        return f"Speculation {'pays' if ratio > 1 else 'does not pay'}: {found}"
+        tokens = f"A round writes {format_value(self.tokens_per_round, '.2f')} tokens"
+        if self.speed_up is None:
+            return f"{tokens}; only a baseline shows whether that pays."
+        who, needed = self.engine.get("drafter", "speculation"), self.break_even["tokens_per_round"]
+        lines = [f"With {who} it is {format_value(self.speed_up, '.2f')} times as fast."]
+        lines += [f"{tokens} and needs {needed:.2f} to break even."] * (needed is not None)
+        lines += [f"A speed-up that pays is one of {PAYS:g} or more."] * (self.answer != YES)
+        return " ".join(lines)
+
+    def facts(self) -> list[str]:
+        """The other figures that are one number each, as sentences."""
+        lines, round_ = [], self.round
+        if self.often is not None:
+            lines.append(f"Rounds with a draft: {self.often:.0%}.")
+        if round_["ms"] is not None:
+            parts = [("drafting", "draft_ms"), ("verifying", "verify_ms"), ("the rest", "other_ms")]
+            split = ", ".join(f"{name} {round_[key]:.1f} ms" for name, key in parts if round_[key] is not None)
+            lines.append(f"A round takes {round_['ms']:.1f} ms{f': {split}' if split else ''}.")
+        if round_["cost"] is not None:
+            cost = format_value(round_["cost"], ".2f")
+            lines.append(f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs {cost} of them.")
+        if (alpha := self.break_even["alpha"]) is not None:
+            lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would do.")
+        return lines
+
+    def measured(self) -> list[str]:
+        """What was measured, and how."""
+        sides = [("With speculation", self.engine), ("Baseline", self.baseline)]
+        settings = self.plan["settings"]
+        return [
+            *(f"{name}: {', '.join(f'{key} {value}' for key, value in side.items())}." for name, side in sides if side),
+            f"Texts of {settings['max_new_tokens']} tokens at temperature {settings['temperature']:g}.",
+            "The speed-up counts the text after the first token, that of requests at once all tokens and the waiting.",
+            "Both sides took turns. Intervals are of 95%, by a bootstrap over prompts.",
+        ]
 
     def advice(self) -> list[str]:
         """What to change, each with its flag, and what the texts show."""
-        if not self.samples:
-            return []
         name = str(self.engine["engine"])
         flags = FLAGS[name]
         lines = []
@@ -186,13 +220,6 @@ class Diagnosis:
                 why = f"the two tokens were {gap:.3g} of a logit apart there, more than rounding explains: report this"
             lines.append(f"{row['prompt']}: from token {row['token']} on; {why}.")
         return lines
-
-
-def times(speed_up: Spread) -> str:
-    """A speed-up in words, with its interval where that is known."""
-    low, high = speed_up.low, speed_up.high
-    between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-    return f"{speed_up.mean:.2f} times as fast{between}"
 
 
 # The figures -------------------------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
-"""An examination as one HTML page for a colleague: it needs no script and no network."""
+"""What an examination found as tables, and as one HTML page for a colleague: it needs no script and no network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Any
 
 from .diagnosis import Diagnosis
-from .statistics import Spread
-from .tables import Table, format_value
+from .tables import Table, table
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -16,150 +14,90 @@ body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .verdict { font-size: 1.15rem; font-weight: 600; }
 table { border-collapse: collapse; width: 100%; }
-caption { text-align: left; padding: .3rem 0; color: GrayText; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #8886; }
 th:first-child, td:first-child { text-align: left; }
 .scroll { overflow-x: auto; }
-svg { width: 8rem; height: .8rem; vertical-align: middle; margin-left: .5rem; }
 """
-Columns = Sequence[tuple[str, str, str]]
-"""The key in a row, the heading and the format of each column; a format that ends in a bar draws one to 1."""
-
-SAMPLES = "samples"  # the long table
-HEADINGS = {
-    "speed_up": "speed-up",
-    "tokens_per_round": "tokens a round",
-    "acceptance_rate": "accepted of tested",
-    "at_once": "at once",
-    "tokens_per_second": "tokens/s",
-    "alone_tokens_per_second": "baseline, tokens/s",
-    "baseline_tokens_per_second": "baseline, tokens/s",
-    "prompt_tokens": "tokens of the prompt",
-    "context": "after tokens",
-    "same_text": "same text",
-}
-
-
-def _columns(**forms: str) -> Columns:
-    return [(key, HEADINGS.get(key, key), form) for key, form in forms.items()]
-
-
-_PASSES = {"speed_up": ".2f", "tokens_per_round": ".2f", "acceptance_rate": ".0%|"}
-TABLES: dict[str, tuple[str, str, Columns]] = {
+_PASSES = (
+    ("speed_up", "speed-up", ".2f"),
+    ("tokens_per_round", "tokens a round", ".2f"),
+    ("acceptance_rate", "accepted of tested", ".0%"),
+)
+_COUNTS = tuple((name, name, "d") for name in ("tokens", "rounds", "drafts", "drafted"))
+TABLES = {  # of the attributes of a `Diagnosis`
     "positions": (
         "By position of the draft",
-        "Conditional: of the guesses that were tested there. Unconditional: of all drafts.",
-        _columns(position="d", drafts="d", tested="d", accepted="d", conditional=".0%|", unconditional=".0%|"),
+        (
+            *((name, name, "d") for name in ("position", "drafts", "tested", "accepted")),
+            ("conditional", "accepted of tested", ".0%"),
+            ("unconditional", "accepted of drafts", ".0%"),
+        ),
     ),
     "kinds": (
         "By kind of prompt",
-        "The speed-up counts the text after the first token, on both sides.",
-        _columns(kind="", texts="d", **_PASSES),
+        (("kind", "kind", ""), ("texts", "texts", "d"), *_PASSES),
     ),
     "at_once": (
         "Several requests at once",
-        "Tokens per second of all requests together, including their prompts and the waiting.",
-        _columns(at_once="d", texts="d", tokens_per_second=".1f", alone_tokens_per_second=".1f", speed_up=".2f"),
+        (
+            ("at_once", "at once", "d"),
+            ("texts", "texts", "d"),
+            ("tokens_per_second", "tokens/s", ".1f"),
+            ("alone_tokens_per_second", "baseline, tokens/s", ".1f"),
+            ("speed_up", "speed-up", ".2f"),
+        ),
     ),
     "contexts": (
         "Longer prompts",
-        "The same questions, each after a long text of notes.",
-        _columns(prompt_tokens=",.0f", texts="d", **_PASSES, baseline_tokens_per_second=".1f"),
+        (
+            ("prompt_tokens", "tokens of the prompt", ",.0f"),
+            ("texts", "texts", "d"),
+            *_PASSES,
+            ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
+        ),
     ),
-    SAMPLES: (
+    "samples": (
         "Every text",
-        "",
-        _columns(
-            **{"prompt": "", "context": ",d", "tokens": "d", "rounds": "d", "drafts": "d", "drafted": "d"},
-            **{"tokens_per_second": ".1f", "baseline_tokens_per_second": ".1f", "speed_up": ".2f", "same_text": "yes"},
+        (
+            ("prompt", "prompt", ""),
+            ("context", "after tokens", ",d"),
+            *_COUNTS,
+            ("tokens_per_second", "tokens/s", ".1f"),
+            ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
+            ("speed_up", "speed-up", ".2f"),
+            ("same_text", "same text", "yes"),
         ),
     ),
 }
 
 
-def facts(found: Diagnosis) -> list[str]:
-    """The figures that are one number each, as sentences."""
-    lines, round_ = [], found.round
-    lines += [f"Speed-up: {format_value(found.speed_up, '.2f')}."] * (found.speed_up is not None)
-    lines.append(f"Tokens a round: {format_value(found.tokens_per_round, '.2f')}.")
-    if found.often is not None:
-        lines.append(f"Rounds with a draft: {found.often:.0%}.")
-    if round_["ms"] is not None:
-        parts = [("drafting", "draft_ms"), ("verifying", "verify_ms"), ("the rest", "other_ms")]
-        split = ", ".join(f"{name} {round_[key]:.1f} ms" for name, key in parts if round_[key] is not None)
-        lines.append(f"A round takes {round_['ms']:.1f} ms{f': {split}' if split else ''}.")
-    if round_["cost"] is not None:
-        lines.append(
-            f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs "
-            f"{format_value(round_['cost'], '.2f')} of them and needs as many tokens to break even."
-        )
-    if found.break_even["alpha"] is not None:
-        lines.append(f"If all positions passed alike, {found.break_even['alpha']:.0%} of the tested guesses would do.")
-    return lines
+def tables_of(found: Diagnosis) -> list[Table]:
+    return [table(title, columns, getattr(found, name)) for name, (title, columns) in TABLES.items()]
 
 
-def html_report(found: Diagnosis, answer: str = "", tables: Sequence[Table] = ()) -> str:
-    """The whole page. What a server calls itself is escaped; neither an address nor a key stands in it.
+def html_page(words: Sequence[str], measured: Sequence[str], tables: Iterable[Table]) -> str:
+    """The whole page. Everything is escaped, as what a server calls itself.
 
     Args:
-        answer: stands above the rest instead of the verdict.
-        tables: stand before those of the diagnosis.
+        words: the answer and the verdict, then what else is said.
+        measured: what was examined, and how.
     """
-    return "".join(_page(found, answer, tables))
+    return "".join(_page(words, measured, tables))
 
 
-def _page(found: Diagnosis, answer: str, tables: Sequence[Table]) -> Iterator[str]:
+def _page(words: Sequence[str], measured: Sequence[str], tables: Iterable[Table]) -> Iterator[str]:
+    answer, verdict, *others = words
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>Does speculation pay?</title><style>{STYLE}</style></head><body>"
-    yield f'<h1>Does speculation pay?</h1><p class="verdict">{escape(answer or found.verdict)}</p>'
-    yield from _list(found.advice())
-    yield "<h2>Figures</h2>"
-    yield from _list(facts(found))
-    for made in tables:
-        cells: Columns = [(str(place), header, "") for place, header in enumerate(made.headers)]
-        rows = [{str(place): cell for place, cell in enumerate(row)} for row in made.rows]
-        yield from _table(made.title, "", cells, rows)
-    for name, (title, words, columns) in TABLES.items():
-        yield from _table(title, words, columns, getattr(found, name))
-    if found.left_out:
-        yield "<h2>Left out</h2>"
-        yield from _list(found.left_out)
-    yield "<h2>What was measured</h2>"
-    yield from _list(_measured(found))
+    yield f'<h1>Does speculation pay?</h1><p class="verdict">{escape(f"{answer} {verdict}")}</p>'
+    for heading, lines in (("What was found", others), ("What was measured", measured)):
+        yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    for shown in tables:
+        if shown.rows:
+            yield f'<h2>{escape(shown.title)}</h2><div class="scroll"><table><tr>'
+            yield "".join(f'<th scope="col">{escape(header)}</th>' for header in shown.headers) + "</tr>"
+            for row in shown.rows:
+                yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            yield "</table></div>"
     yield "</body></html>\n"
-
-
-def _measured(found: Diagnosis) -> Iterator[str]:
-    for name, side in (("With speculation", found.engine), ("Baseline", found.baseline)):
-        if side is not None:
-            yield f"{name}: {', '.join(f'{key} {value}' for key, value in side.items())}."
-    settings = found.plan["settings"]
-    yield f"Texts of {settings['max_new_tokens']} tokens at temperature {settings['temperature']:g}."
-    yield "Both sides took turns. Intervals are of 95%, by a bootstrap over prompts."
-
-
-def _list(lines: Iterable[str]) -> Iterator[str]:
-    yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _table(title: str, words: str, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if not rows:
-        return
-    yield f'<h2>{escape(title)}</h2><div class="scroll"><table><caption>{escape(words)}</caption><tr>'
-    yield "".join(f'<th scope="col">{escape(heading)}</th>' for _, heading, _ in columns) + "</tr>"
-    for row in rows:
-        yield "<tr>" + "".join(_cell(row[key], form) for key, _, form in columns) + "</tr>"
-    yield "</table></div>"
-
-
-def _cell(value: Any, form: str) -> str:
-    share = value.mean if isinstance(value, Spread) else value
-    bar = ""
-    if form.endswith("|") and share is not None:
-        bar = (
-            '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-            '<rect width="100" height="10" fill="#8884"/>'
-            f'<rect width="{100 * min(1.0, share):.1f}" height="10" fill="#0072b2"/></svg>'
-        )
-    return f"<td>{escape(format_value(value, form))}{bar}</td>"

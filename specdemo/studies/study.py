@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..drafters import names
@@ -16,6 +17,8 @@ from .tables import Table, grouped, table
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
+LONG_PROMPTS = 4  # with different notes, see `lengthened`
+TOKEN_LETTERS = 4.2  # of a token of English, about
 MAX_LAB_PROMPT = 20_000  # characters; a race takes more
 PROMPT_FILES = PRESETS / "prompts"
 ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if name != "none"}
@@ -179,3 +182,18 @@ def some_of_each(file: str, count: int) -> list[Prompt]:
     """The first prompts of each category of a prompt file, the categories in turn."""
     groups = grouped(read_prompts(PROMPT_FILES / f"{file}.jsonl"), lambda prompt: prompt.category)
     return [group[place] for place in range(count) for group in groups.values() if place < len(group)]
+
+
+def lengthened(question: str, tokens: int, number: int) -> str:
+    """A question after notes that make it about as long as `tokens`; other notes for each `number`.
+
+    The notes do not repeat themselves within 5,000 tokens, or a look-up of n-grams would find too much.
+    """
+    notes = [prompt.prompt for prompt in read_prompts(PROMPT_FILES / "written.jsonl")]
+    begin = number * len(notes) // LONG_PROMPTS
+    wanted, text = int(tokens * TOKEN_LETTERS) - len(question), ""
+    for note in islice(cycle(notes), begin, None):
+        if len(text) >= wanted:
+            break
+        text += f"- {note}\n"
+    return f"Here are some notes:\n{text[: max(0, wanted)]}\n\nLeave them aside. {question}"

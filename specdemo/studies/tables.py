@@ -48,14 +48,14 @@ def table(title: str, columns: Sequence[tuple[str, str, str]], rows: Iterable[Ma
 def format_value(value: Any, form: str = "", nothing: str = "–") -> str:
     """A value in words: a `Spread` with its interval, `nothing` for None; text stays as it is.
 
-    The format is one of Python's or of `FORMATS`; those of `report` that end in a bar draw none here.
+    The format is one of Python's or of `FORMATS`.
     """
     if value is None or isinstance(value, str):
         return nothing if value is None else value
     if isinstance(value, Spread):
         mean, low, high = (format_value(each, form) for each in (value.mean, value.low, value.high))
         return mean if value.low is None else f"{mean} ({low} to {high})"
-    return FORMATS[form](value) if form in FORMATS else f"{value:{form.rstrip('|')}}"
+    return FORMATS[form](value) if form in FORMATS else f"{value:{form}}"
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

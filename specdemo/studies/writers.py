@@ -48,10 +48,9 @@ class Written:
 
 
 class Writer(Protocol):
-    """`facts` are the engine, its version and the model; `at_once` says whether it takes several requests."""
+    """`facts` are the engine, its version and the model."""
 
     facts: dict[str, Any]
-    at_once: bool
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
         """One text.
@@ -73,8 +72,6 @@ class Writer(Protocol):
 
 class ServerWriter(Writer):
     """A `Writer`: a server, as it is."""
-
-    at_once = True
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.facts = dialect, dict(dialect.facts)
@@ -125,8 +122,6 @@ def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
 
 class PresetWriter(Writer):
     """A `Writer`: the target of a loaded preset with a drafter, `none` for the target alone."""
-
-    at_once = False
 
     def __init__(self, loaded: Loaded, drafter: str, k: int | str) -> None:
         self.loaded, self.drafter, self.k = loaded, drafter, k

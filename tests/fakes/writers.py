@@ -8,7 +8,7 @@ from typing import Any
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.settings import Settings
 from specdemo.studies.diagnosis import Diagnosis
-from specdemo.studies.doctor import Doctor, DoctorPlan
+from specdemo.studies.examination import Examination, Plan
 from specdemo.studies.writers import Writer, Written, _of_events
 from specdemo.system.progress import check_stopped
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
@@ -42,7 +42,6 @@ class Scripted(Writer):
 
     def __init__(self, rounds: Rounds, seconds: float, before: Callable[[int], None] = lambda _: None) -> None:
         self.facts: dict[str, Any] = {"engine": "llama.cpp", "version": "b1", "model": SCRIPT}
-        self.at_once = True
         self.text, self.before, self.asked = written(rounds, seconds), before, list[tuple[str, bool]]()
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
@@ -59,11 +58,11 @@ DRAFTED: Rounds = [(4, 4), (4, 1), (4, 0), (0, 0), (4, 2)]
 ALONE: Rounds = [(0, 0)] * 12
 
 
-SMALL = DoctorPlan(1, Settings(max_new_tokens=12), (1, 2), (300,))
+SMALL = Plan(1, Settings(max_new_tokens=12), (1, 2), (300,))
 
 
-def examined(mine: Scripted, alone: Scripted | None, plan: DoctorPlan = SMALL) -> tuple[Doctor, Diagnosis]:
-    study = Doctor(mine, alone, plan)
+def examined(mine: Scripted, alone: Scripted | None, plan: Plan = SMALL) -> tuple[Examination, Diagnosis]:
+    study = Examination(mine, alone, plan)
     for _ in study.run():
         pass
     return study, Diagnosis(study)

@@ -42,7 +42,6 @@ COMMANDS = {
     "batch": f"lab batch {STUDY} -k 2 --sizes 1,2 --repeats 2 --max-new-tokens 8 --json FILE",
     "ahead": f"lab ahead {WITH_DRAFT_MODEL} -k 2 --fan-outs 1 --repeats 1 --max-new-tokens 8 --json FILE",
     "lossless": f"lab lossless {STUDY} -k 2 --rounds 64 --limit 2 --max-new-tokens 8 --json FILE",
-    "doctor": f"doctor {STUDY} -k 2 --prompts 1 --max-new-tokens 16 --at-once= --contexts= --json",
     "check": f"check --preset {TINY} --drafters ngram --seconds 60 --json",
 }
 API = "api"

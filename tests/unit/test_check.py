@@ -90,7 +90,8 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         now[0] += seconds
         return write(self, *args)
 
-    monkeypatch.setattr("specdemo.studies.check.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in ("check", "examination"):
+        monkeypatch.setattr(f"specdemo.studies.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Paced, "write", slow)
 
 
@@ -178,7 +179,7 @@ def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked
 
 def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch, 20)
-    study = checked({"eagle": 1.5, "ngram": 1.2, "medusa": 1.1, "block": 1.4}, seconds=100)
+    study = checked({"eagle": 1.5, "ngram": 1.2, "medusa": 1.1, "block": 1.4}, seconds=140)
     assert [row["drafter"] for row in study.rows()] == ["eagle"]
     assert tells(study.words(), "ngram medusa")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...studies.causes import Causes
 from ...studies.check import OWN_TABLES, Check
+from ...studies.diagnosis import Diagnosis
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
@@ -20,9 +21,6 @@ from ...studies.sweep import Sweep
 from .pictures_of_checks import of_lossless
 from .pictures_of_theory import of_measured
 from .plots import ALONE, DRAFT_LENGTH, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines
-
-if TYPE_CHECKING:
-    from ...studies.diagnosis import Diagnosis
 
 NO_BASELINE = "Tokens per round: a speed-up needs a baseline."
 Point = list[float | None]

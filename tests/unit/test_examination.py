@@ -1,8 +1,7 @@
-"""The doctor: its bounds, its files, and real servers."""
+"""An examination: its bounds, its files, and real servers."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -24,11 +23,12 @@ from specdemo.racing.race import start
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
 from specdemo.settings import Settings
-from specdemo.studies import doctor as doctors
+from specdemo.studies import examination
+from specdemo.studies.check import ANSWERS
 from specdemo.studies.diagnosis import Diagnosis
-from specdemo.studies.doctor import Doctor, DoctorPlan
-from specdemo.studies.report import TABLES, html_report
-from specdemo.studies.tables import csv_text, json_text
+from specdemo.studies.examination import WARM_UP_TOKENS, Examination, Plan
+from specdemo.studies.report import TABLES, html_page, tables_of
+from specdemo.studies.study import LONG_PROMPTS
 from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
 from tests.harness.classes import Loaded
@@ -45,27 +45,12 @@ VLLM = {"SPECDEMO_VLLM", "SPECDEMO_VLLM_ALONE"}
 # Bounds -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"at_once": (65,)}, "1 64 requests"),
-        ({"at_once": (0,)}, "1 64 requests"),
-        ({"contexts": (0,)}, "prompt 1"),
-        ({"contexts": (2_000_000,)}, "prompt 1"),
-        ({"seconds": 0.0}, "time 0"),
-    ],
-)
-def test_a_plan_has_bounds(wrong: dict[str, Any], words: str) -> None:
-    with refuses(BadInput, words):
-        DoctorPlan(**wrong)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time as the doctor sees it: `now`."""
+    """The time as the examination sees it: `now`."""
     found = SimpleNamespace(now=0.0)
     found.monotonic = found.perf_counter = lambda: found.now
-    monkeypatch.setattr(doctors, "time", found)
+    monkeypatch.setattr(examination, "time", found)
     return found
 
 
@@ -81,16 +66,14 @@ def test_when_the_time_is_over_it_ends_with_what_it_has(
         if number == texts:
             clock.now = 61.0
 
-    study, found = examined(Scripted(DRAFTED, 0.1, slow), Scripted(ALONE, 0.1), replace(SMALL, seconds=60.0))
+    study, _ = examined(Scripted(DRAFTED, 0.1, slow), Scripted(ALONE, 0.1), replace(SMALL, seconds=60.0))
     assert (len(study.samples), len(study.concurrent_runs)) == (samples, concurrent_runs)
-    assert [tells(sentence, f"60 {at}") for sentence in found.left_out] == [True]
-    assert tells(found.verdict, "Nothing measured") or samples
-    assert html_report(found)
+    assert [tells(sentence, f"60 {at}") for sentence in study.left_out] == [True]
 
 
 def test_whoever_stops_it_is_not_taken_for_the_clock(clock: SimpleNamespace) -> None:
     stopped: list[bool] = []
-    study = Doctor(Scripted(DRAFTED, 0.1, lambda number: stopped.extend([True] * (number == 3))), None, SMALL)
+    study = Examination(Scripted(DRAFTED, 0.1, lambda number: stopped.extend([True] * (number == 3))), None, SMALL)
     with pytest.raises(Stopped), attended(lambda: bool(stopped)):
         for _ in study.run():
             pass
@@ -125,7 +108,7 @@ def test_a_server_that_drips_is_left_when_the_time_is_over() -> None:
 
     with serving(llamacpp_answers(answer)) as (_, where), ExitStack() as opened:
         writer = ServerWriter(opened.enter_context(named(where, SERVER_KEY)))
-        study = Doctor(writer, None, replace(SMALL, seconds=1.0))
+        study = Examination(writer, None, replace(SMALL, seconds=1.0))
         assert [tells(step, "eight kinds, code") for step in study.run()] == [True] * len(study.samples)
         assert [*map(gist, study.left_out)] == ["The 1"]
         assert len(texts) <= 3
@@ -152,7 +135,7 @@ class Page(HTMLParser):
 
 def test_the_report_is_one_page_that_needs_nothing_else() -> None:
     _, found = examined(Scripted(DRAFTED, 0.2), Scripted(ALONE, 0.1))
-    text = html_report(found)
+    text = html_page(["Yes.", found.verdict], found.measured(), tables_of(found))
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "base", "form"} & {*page.tags}
     assert not [value for value in page.values if re.match(r"on|src|href|style|action", value)]
@@ -161,23 +144,6 @@ def test_the_report_is_one_page_that_needs_nothing_else() -> None:
     assert SCRIPT in page.text  # as text, however a server calls its model
     assert found.verdict in page.text
     text.encode("utf-8")
-
-
-def test_the_files_hold_the_same_figures() -> None:
-    study, found = examined(Scripted(DRAFTED, 0.2), Scripted(ALONE, 0.1))
-    whole = json.loads(json_text(found.as_dict()))
-    assert [*whole][:2] == ["verdict", "advice"]
-    assert whole["speed_up"]["mean"] == pytest.approx(1.2)
-    rows = [*csv.DictReader(csv_text(found.rows()).splitlines())]
-    parts = [row["part"] for row in rows]
-    assert {part: parts.count(part) for part in parts} == {
-        "position": 4,
-        "kind": 8,
-        "at once": 2,
-        "context": 1,
-        "text": len(study.samples),
-    }
-    assert float(rows[1]["conditional.mean"]) == pytest.approx(2 / 3)
 
 
 @pytest.fixture
@@ -195,7 +161,7 @@ def servers() -> Iterator[tuple[str, str]]:
         yield mine, plain
 
 
-def test_no_key_and_no_address_stand_in_what_is_written(
+def test_a_check_of_servers_tells_neither_key_nor_address(
     servers: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -204,47 +170,25 @@ def test_no_key_and_no_address_stand_in_what_is_written(
 ) -> None:
     monkeypatch.setenv(SERVER_KEY, KEY)
     monkeypatch.setenv(BASELINE_KEY, f"{KEY}-other")
-    csv_file, html_file = tmp_path / "found.csv", tmp_path / "found.html"
-    asked = ["doctor", "--server", servers[0], "--baseline", servers[1], "--prompts", "1", "--max-new-tokens", "40"]
-    files = ["--csv", str(csv_file), "--html", str(html_file)]
-    status, out, err = command(*asked, "--at-once", "1,2", "--contexts", "300", "--json", *files)
-    assert status == 0, err
-    found = json.loads(out)
-    assert found["texts"]["compared"] == found["texts"]["same"] == 12
-    assert found["plan"]["settings"]["max_new_tokens"] == 40
-    assert [row["at_once"] for row in found["at_once"]] == [1, 2]
-    everything = out + err + csv_file.read_text() + html_file.read_text() + caplog.text
-    assert KEY not in everything
-    for where in servers:
-        assert where.partition("//")[2] not in everything
-    assert "<script" not in html_file.read_text()
-    _, said, _ = command(*asked, "--at-once", "", "--contexts", "")
-    assert found["verdict"].split(":")[0] in said
-
-
-def test_a_check_of_servers_tells_neither_key_nor_address(
-    servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command
-) -> None:
-    monkeypatch.setenv(SERVER_KEY, KEY)
     html_file = tmp_path / "found.html"
-    asked = ["check", "--server", servers[0], "--baseline", servers[1], "--json", "--html", str(html_file)]
-    status, out, err = command(*asked)
+    asked = ["--server", servers[0], "--baseline", servers[1]]
+    more = ["--at-once", "2", "--context", "300", "--json", "--html", str(html_file)]
+    status, out, err = command("doctor", *asked, *more)  # the older name of `check`
     assert status == 0, err
     found = json.loads(out)
     assert found["answer"] in ("yes", "no", "unclear")
-    assert found["texts"]["compared"] == found["texts"]["same"] == 16  # two prompts of each kind
-    assert [row["at_once"] for row in found["at_once"]] == [1, 2, 4]
+    assert found["texts"]["compared"] == found["texts"]["same"] == 16 + LONG_PROMPTS  # two prompts of each kind
+    assert [row["at_once"] for row in found["at_once"]] == [1, 2]
+    assert [row["context"] for row in found["contexts"]] == [256]
+    assert found["in_short"] == found["verdict"]
     assert tells(found["in_short"], "speculation")
-    assert [html_file.read_text().count(f">{title}<") for title, _, _ in TABLES.values()] == [1, 1, 1, 0, 1]
-    everything = out + err + html_file.read_text()
+    assert [html_file.read_text().count(f">{title}<") for title, _ in TABLES.values()] == [1] * 5
+    everything = out + err + html_file.read_text() + caplog.text
     for secret in (KEY, *(where.partition("//")[2] for where in servers)):
         assert secret not in everything
-
-
-def test_a_baseline_belongs_to_a_server(command: Command) -> None:
-    status, _, err = command("doctor", "--baseline", "http://127.0.0.1:9")
-    assert status
-    assert tells(err, "belongs")
+    assert "<script" not in html_file.read_text()
+    _, shown, _ = command("check", *asked, "--at-once", "0")
+    assert tells(shown, ANSWERS[found["answer"]])
 
 
 # A preset, and a real server ----------------------------------------------------------------------------------
@@ -283,14 +227,14 @@ def test_a_preset_and_its_target_alone_write_a_round_each_in_turn(
 
 
 def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
-    plan = DoctorPlan(1, Settings(3, max_new_tokens=8), (1, 2), ())
-    study = Doctor(PresetWriter(loaded, "draft-model", 3), PresetWriter(loaded, "none", 0), plan)
+    plan = Plan(1, Settings(3, max_new_tokens=8))
+    study = Examination(PresetWriter(loaded, "draft-model", 3), PresetWriter(loaded, "none", 0), plan)
     for _ in study.run():
         pass
     found = Diagnosis(study)
     assert len(found.samples) == 8
     assert found.texts["same"] == 8
-    assert [*map(gist, found.left_out)] == ["Several `lab batch`"]
+    assert not found.left_out
     assert sum(row["accepted"] for row in found.positions) == sum(s.with_drafts.stats.accepted for s in study.samples)
     assert None not in (found.round["draft_ms"], found.round["verify_ms"], found.round["other_ms"])
 
@@ -299,8 +243,8 @@ def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
 @pytest.mark.slow
 def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     before = real[SPECULATIVE].counters()
-    plan = DoctorPlan(1, Settings(0, max_new_tokens=10), (2,), ())
-    study = Doctor(ServerWriter(real[SPECULATIVE]), ServerWriter(real[PLAIN]), plan)
+    plan = Plan(1, Settings(0, max_new_tokens=10), (2,), ())
+    study = Examination(ServerWriter(real[SPECULATIVE]), ServerWriter(real[PLAIN]), plan)
     study.prompts = study.prompts[:3]
     for _ in study.run():
         pass
@@ -309,7 +253,7 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     assert now is not None
     counted = now.since(before)
     texts = sum(len(sample.with_drafts.tokens) for sample in study.samples) + study.concurrent_runs[0].tokens
-    assert counted.tokens == texts + doctors.WARM_UP_TOKENS
+    assert counted.tokens == texts + WARM_UP_TOKENS
     assert counted.accepted >= sum(row["accepted"] for row in found.positions) >= 0
     assert len(found.samples) == len(found.kinds) == 3
     assert found.at_once[0]["tokens_per_second"] > 0
@@ -317,7 +261,7 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     assert found.verdict
     for row in found.texts["differences"]:
         assert row["margin"] is not None
-    html_report(found)
+    assert tables_of(found)
 
 
 def is_checked(engine: str, where: list[str], command: Command) -> None:
