@@ -46,7 +46,10 @@ MOST_KEPT = 4  # drafters after each prompt
 TOKENS = 16, 96  # of an examined text: the fewest, and the most
 SIDES = 2.5  # how often a text is written: by the target alone, with the drafter, and some time for prompts
 SERVERS, BOUNDS = "Your own server", "Drafters and time"
-BASELINE = "Without it, no speed-up can be computed."
+BASELINE, NONE = "Without it, no speed-up can be computed.", "0 leaves this out."
+INSTEAD = "Instead of models, a running vLLM, llama.cpp server or SGLang."
+MOST_TIME = "The most time that it takes once the models are loaded."
+MOST_AT_ONCE, LONGEST = "The most requests that a server gets at once.", "The longest prompt of a server, in tokens."
 OWN_TABLES = 3  # at most, besides those of a diagnosis
 AT_ONCE = 1, 2, 4, 8, 16
 CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
@@ -65,13 +68,13 @@ class Check(Study):
     button = "Check"
     fields = (
         replace(DRAFTERS, value="all", label="Drafters to try", group=BOUNDS),
-        Field("seconds", "Seconds, at most", "whole", 120, 10, 600, group=BOUNDS),
-        server_field("server", "Address of the server", "address", SERVERS, EXAMPLE),
+        Field("seconds", "Seconds, at most", "whole", 120, 10, 600, group=BOUNDS, help=MOST_TIME),
+        replace(server_field("server", "Address of the server", "address", SERVERS, EXAMPLE), help=INSTEAD),
         server_field("server_key", "Its API key", "key", SERVERS),
         server_field("baseline", "The same server without speculation", "address", SERVERS, BASELINE),
         server_field("baseline_key", "Its API key", "key", SERVERS),
-        Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=SERVERS),
-        Field("context", "Longest prompt, tokens", "whole", 0, 0, 4096, info="0 leaves it out.", group=SERVERS),
+        Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info=NONE, group=SERVERS, help=MOST_AT_ONCE),
+        Field("context", "Longest prompt, tokens", "whole", 0, 0, 4096, info=NONE, group=SERVERS, help=LONGEST),
     )
     has_page = True
     heading = "Drafters tried"
@@ -261,17 +264,14 @@ class Check(Study):
         return [{"program": name, "argument": flag} for name, flag in elsewhere(drafter, self.k, draft)]
 
     def tables(self) -> list[Table]:
-        return self._own_tables() + (tables_of(self.found) if self.found else [])
-
-    def _own_tables(self) -> list[Table]:
-        """Those besides the diagnosis."""
+        """At most `OWN_TABLES`, then those of the diagnosis."""
         shown = super().tables() if self.trials else []
         if self.perplexities:
             rows = [found.as_row() for found in self.perplexities]
             shown.append(table("What the weights cost in quality", perplexity.COLUMNS, rows))
         if others := self.elsewhere():
             shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
-        return shown
+        return shown + (tables_of(self.found) if self.found else [])
 
     def rows(self) -> list[dict[str, Any]]:
         """The drafters that were tried, the fastest first."""

@@ -23,7 +23,6 @@ PAYS = 1.05  # a speed-up below is not worth a second model
 LEAST_TEXTS = 5  # fewer give no answer
 RARE = 0.25  # share of rounds with a draft below which the drafter is called rare
 NEAR = NEAR_TIE["bfloat16"]  # of two logits: a server does not tell in what it computes
-OF_A_CONCURRENT_RUN = "at_once", "texts", "tokens_per_second", "alone_tokens_per_second", "speed_up"
 WORTH = 0.03  # how much faster another K must be by the model to be named
 
 
@@ -65,9 +64,7 @@ class Diagnosis:
         cost = self.round["cost"].mean if self.round["cost"] else None
         self.break_even = {"tokens_per_round": cost, "alpha": _alpha(cost, self.often, len(self.positions))}
         self.kinds = [_group({"kind": kind}, found) for kind, found in kinds.items()]
-        self.at_once = [
-            {name: getattr(run, name) for name in OF_A_CONCURRENT_RUN} for run in examination.concurrent_runs
-        ]
+        self.at_once = [*examination.at_once]
         self.contexts = [_group({"context": length}, found) for length, found in longer.items()]
         self.texts = _texts(examination.samples)
         self.samples = [_sample(sample) for sample in examination.samples]

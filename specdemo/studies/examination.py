@@ -61,32 +61,6 @@ class Sample:
         return mine / theirs if mine and theirs else None
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrentRun:
-    """So many requests at once: how many tokens both sides wrote in how many seconds, prompts and waiting included."""
-
-    at_once: int
-    texts: int
-    tokens: int
-    seconds: float
-    alone_tokens: int | None = None
-    alone_seconds: float | None = None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all requests together."""
-        return self.tokens / self.seconds
-
-    @property
-    def alone_tokens_per_second(self) -> float | None:
-        return self.alone_tokens / self.alone_seconds if self.alone_tokens and self.alone_seconds else None
-
-    @property
-    def speed_up(self) -> float | None:
-        theirs = self.alone_tokens_per_second
-        return self.tokens_per_second / theirs if theirs else None
-
-
 class Late(Exception):
     """The time is over."""
 
@@ -129,7 +103,8 @@ class Examination:
     """Prompts of eight kinds one after the other, then several requests at once, then longer and longer prompts.
 
     Attributes:
-        samples, concurrent_runs: what was measured so far; samples of long prompts are among the others.
+        samples: what was measured so far; those of long prompts are among the others.
+        at_once: a row for each number of requests at once.
         left_out: sentences on what was not measured, and why.
     """
 
@@ -137,7 +112,7 @@ class Examination:
         self.with_drafts, self.alone, self.plan = with_drafts, alone, plan
         self.prompts = some_of_each("domains", plan.each)
         self.samples: list[Sample] = []
-        self.concurrent_runs: list[ConcurrentRun] = []
+        self.at_once: list[dict[str, Any]] = []
         self.left_out: list[str] = []
         self._end = 0.0
 
@@ -180,7 +155,7 @@ class Examination:
     def _concurrent_runs(self) -> Iterator[str]:
         for count in self.plan.at_once:
             try:
-                self.concurrent_runs.append(self._concurrent_run(count))
+                self.at_once.append(self._concurrent_run(count))
             except BadInput as error:
                 self.left_out.append(f"{count} requests at once were not measured: {_without_address(error)}")
                 return
@@ -203,15 +178,18 @@ class Examination:
         """Who begins changes, so that neither side is always the first."""
         return sample(self.with_drafts, self.alone, prompt, settings, self._end, len(self.samples) % 2 == 0)
 
-    def _concurrent_run(self, count: int) -> ConcurrentRun:
+    def _concurrent_run(self, count: int) -> dict[str, Any]:
+        """How many tokens of all requests together both sides write in a second, prompts and waiting included."""
         texts = [prompt.prompt for prompt in islice(cycle(self.prompts), max(count, LEAST_TEXTS))]
-        figures: list[float | int] = []
+        speeds = []
         for side in (self.with_drafts, self.alone):
             if side is not None:
                 began = time.perf_counter()
                 tokens = in_time(self._end, self._together, side, texts, count)
-                figures += [tokens, time.perf_counter() - began]
-        return ConcurrentRun(count, len(texts), *figures)  # type: ignore[arg-type]
+                speeds.append(tokens / (time.perf_counter() - began))
+        mine, alone = speeds[0], speeds[1] if self.alone else None
+        row = {"at_once": count, "texts": len(texts), "tokens_per_second": mine, "alone_tokens_per_second": alone}
+        return {**row, "speed_up": mine / alone if alone else None}
 
     def _together(self, side: Writer, texts: Sequence[str], count: int) -> int:
         """How many tokens a side writes for these texts, `count` at once."""

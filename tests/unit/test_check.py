@@ -206,7 +206,8 @@ def test_the_command_tells_the_bill_then_the_answer(tmp_path: Path, command: Com
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--seconds", "5"], "10 600"),
+        (["--seconds", "5"], "10"),
+        (["--seconds", "5000"], "10 600"),
         (["--baseline", "http://127.0.0.1:9"], "address"),
         (["--server", "http://127.0.0.1:9"], "http://127.0.0.1:9 reached"),
         (["--drafters", "magic"], "'magic'"),

@@ -23,7 +23,7 @@ from specdemo.servers.flags import FLAGS, k_flag
 from specdemo.servers.steps import ServerReport
 from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
-from specdemo.studies.examination import LEAST_TEXTS, ConcurrentRun, Examination, Sample
+from specdemo.studies.examination import LEAST_TEXTS, Examination, Sample
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.study import LONG_PROMPTS, TOKEN_LETTERS, lengthened
 from specdemo.studies.tables import json_text
@@ -203,10 +203,7 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
 
 def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
     study = Examination(Scripted(DRAFTED, 0.1), Scripted(ALONE, 0.1), SMALL)
-    study.concurrent_runs = [
-        ConcurrentRun(1, 4, 100, 1.0, 100, 1.5),
-        ConcurrentRun(8, 8, 100, 1.5, 100, 1.0),
-    ]
+    study.at_once = [{"at_once": count, "speed_up": ratio} for count, ratio in ((1, 1.5), (8, 2 / 3))]
     for context, seconds in ((256, 0.1), (1024, 0.2)):
         pair = written(DRAFTED, seconds), written(ALONE, 0.1)
         study.samples.append(Sample(study.prompts[0], *pair, context=context))

@@ -55,19 +55,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("texts", "at", "samples", "concurrent_runs"),
+    ("texts", "at", "samples", "at_once"),
     [(0, "warm-up.", 0, 0), (4, "prompts.", 3, 0), (9 + 6, "requests once.", 8, 1)],
 )
 def test_when_the_time_is_over_it_ends_with_what_it_has(
-    clock: SimpleNamespace, texts: int, at: str, samples: int, concurrent_runs: int
+    clock: SimpleNamespace, texts: int, at: str, samples: int, at_once: int
 ) -> None:
     def slow(number: int) -> None:
         clock.now += 0.01
         if number == texts:
             clock.now = 61.0
 
-    study, _ = examined(Scripted(DRAFTED, 0.1, slow), Scripted(ALONE, 0.1), replace(SMALL, seconds=60.0))
-    assert (len(study.samples), len(study.concurrent_runs)) == (samples, concurrent_runs)
+    alone = Scripted(ALONE, 0.1, lambda _: slow(-1))
+    study, _ = examined(Scripted(DRAFTED, 0.1, slow), alone, replace(SMALL, seconds=60.0))
+    assert (len(study.samples), len(study.at_once)) == (samples, at_once)
     assert [tells(sentence, f"60 {at}") for sentence in study.left_out] == [True]
 
 
@@ -243,7 +244,7 @@ def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
 @pytest.mark.slow
 def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     before = real[SPECULATIVE].counters()
-    plan = Plan(1, Settings(0, max_new_tokens=10), (2,), ())
+    plan = Plan(1, Settings(0, max_new_tokens=10))
     study = Examination(ServerWriter(real[SPECULATIVE]), ServerWriter(real[PLAIN]), plan)
     study.prompts = study.prompts[:3]
     for _ in study.run():
@@ -252,11 +253,10 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     assert before is not None
     assert now is not None
     counted = now.since(before)
-    texts = sum(len(sample.with_drafts.tokens) for sample in study.samples) + study.concurrent_runs[0].tokens
+    texts = sum(len(sample.with_drafts.tokens) for sample in study.samples)
     assert counted.tokens == texts + WARM_UP_TOKENS
     assert counted.accepted >= sum(row["accepted"] for row in found.positions) >= 0
     assert len(found.samples) == len(found.kinds) == 3
-    assert found.at_once[0]["tokens_per_second"] > 0
     assert not found.left_out
     assert found.verdict
     for row in found.texts["differences"]:
@@ -272,6 +272,7 @@ def is_checked(engine: str, where: list[str], command: Command) -> None:
     assert found["speed_up"]["mean"] > 0
     assert found["engine"]["engine"] == engine
     assert found["texts"]["compared"] > 0
+    assert [row["tokens_per_second"] > 0 for row in found["at_once"]] == [True] * 3
 
 
 @pytest.mark.real
