@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
-from ..servers.address import Address
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
 from .perplexity import loaded_as
@@ -18,11 +17,9 @@ from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, lengthened, ser
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..servers import dialects
     from . import writers
 else:
     writers = LazyModule("specdemo.studies.writers")
-    dialects = LazyModule("specdemo.servers.dialects")
 
 TEXT, LANGUAGE, TEMPERATURE, CONTEXT = "kind of text", "language", "temperature", "context"
 THINKING, WEIGHTS, PLACE = "thinking", "weights", "place in the text"
@@ -137,8 +134,7 @@ class Causes(Study):
 
     def _writer(self, condition: Condition, opened: ExitStack) -> writers.Writer:
         if address := self.asked.get("server"):
-            key = self.asked.get("server_key")
-            return writers.ServerWriter(opened.enter_context(dialects.connected(Address.read(address), key)))
+            return writers.server_writer(opened, address, self.asked.get("server_key"))
         loaded = self.loaded
         if condition.dtype:
             loaded = opened.enter_context(loaded_as(loaded.preset, condition.dtype, str(loaded.device)))

@@ -16,7 +16,6 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
-from ..servers.address import Address
 from ..servers.flags import elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
@@ -28,14 +27,12 @@ from .tables import Table, table
 if TYPE_CHECKING:
     from ..models import store
     from ..models.loaded import Loaded
-    from ..servers import dialects
     from . import examination, perplexity, writers
 else:
     examination = LazyModule("specdemo.studies.examination")
     writers = LazyModule("specdemo.studies.writers")
     perplexity = LazyModule("specdemo.studies.perplexity")
     store = LazyModule("specdemo.models.store")
-    dialects = LazyModule("specdemo.servers.dialects")
 
 LOOKS = 3  # at most, at the interval: after each prompt of all kinds
 TRIAL_SHARE = 0.4  # of the time
@@ -88,12 +85,11 @@ class Check(Study):
 
     def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
-        self.examination: examination.Examination | None = None
         self.trials: dict[str, list[examination.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
         self.perplexities: list[perplexity.Perplexity] = []  # where the weights are quantized
         self.not_compared: list[str] = []  # why some are missing then
-        self._found: Diagnosis | None = None
+        self.found: Diagnosis | None = None  # what there is so far
         self._began = time.monotonic()
 
     @classmethod
@@ -107,11 +103,7 @@ class Check(Study):
         if self.asked.get("text") and (self.asked.get("server") or not perplexity.is_quantized(self.loaded)):
             raise BadInput("A text is for comparing quantized weights: choose the weights int8, int4 or stored.")
         with ExitStack() as opened:
-            if self.asked.get("server"):
-                mine, alone = self._servers(opened)
-                parts = self._examine(mine, alone, self._plan_of_servers())
-            else:
-                parts = self._of_preset()
+            parts = self._of_server(opened) if self.asked.get("server") else self._of_preset()
             for words in opened.enter_context(closing(parts)):
                 self.done = min(self.steps, int(time.monotonic() - self._began))
                 yield words
@@ -188,42 +180,28 @@ class Check(Study):
         """1 where nothing was drafted."""
         return _mean(self.trials[name], "speed_up") or 1.0
 
-    # --- servers
+    # --- a server
 
-    def _servers(self, opened: ExitStack) -> Iterator[writers.Writer | None]:
-        for address, key in (("server", "server_key"), ("baseline", "baseline_key")):
-            where = self.asked.get(address)
-            connected = where and dialects.connected(Address.read(where), self.asked.get(key))
-            yield writers.ServerWriter(opened.enter_context(connected)) if connected else None
-
-    def _plan_of_servers(self) -> examination.Plan:
+    def _of_server(self, opened: ExitStack) -> Generator[str]:
         """At temperature 0: two servers share no random numbers."""
-        return examination.Plan(
-            2,
-            Settings(0, max_new_tokens=TOKENS[1]),
-            [count for count in AT_ONCE if count <= self.asked["at_once"]],
-            [tokens for tokens in CONTEXTS if tokens <= self.asked["context"]],
-            self.asked["seconds"],
-        )
+        mine, alone = writers.server_writer(opened, self.asked["server"], self.asked.get("server_key")), None
+        if address := self.asked.get("baseline"):
+            alone = writers.server_writer(opened, address, self.asked.get("baseline_key"))
+        at_once = [count for count in AT_ONCE if count <= self.asked["at_once"]]
+        contexts = [tokens for tokens in CONTEXTS if tokens <= self.asked["context"]]
+        settings = Settings(0, max_new_tokens=TOKENS[1])
+        yield from self._examine(mine, alone, examination.Plan(2, settings, at_once, contexts, self.steps))
 
     # --- what was found
 
-    def _examine(
-        self, mine: writers.Writer | None, alone: writers.Writer | None, plan: examination.Plan
-    ) -> Generator[str]:
-        assert mine is not None
-        self.examination = examination.Examination(mine, alone, plan)
-        for words in self.examination.run():
-            self._found = None  # more is known by now
+    def _examine(self, mine: writers.Writer, alone: writers.Writer | None, plan: examination.Plan) -> Generator[str]:
+        study, self.found = examination.Examination(mine, alone, plan), None
+        looks = LOOKS * max(1, len(self.examined))
+        for words in study.run():
+            self.found = Diagnosis(study, looks)
             yield words
-        self._found = None
-
-    @property
-    def found(self) -> Diagnosis | None:
-        """What there is so far."""
-        if self._found is None and self.examination is not None and self.examination.samples:
-            self._found = Diagnosis(self.examination, LOOKS * max(1, len(self.examined)))
-        return self._found
+        if study.samples:
+            self.found = Diagnosis(study, looks)  # with what was left out
 
     @property
     def answer(self) -> str:
@@ -245,9 +223,9 @@ class Check(Study):
 
     def words(self) -> list[str]:
         found = self.found
-        if found is None:
-            return []
         lines = [ANSWERS[self.answer], self.in_short()]
+        if found is None:
+            return lines + self.not_compared
         if self.answer == YES and self.k and found.adapts:
             lines.append(f"A program whose draft length is fixed should take K = {self.k}.")
         untried = [name for name in self.asked["drafters"] if name not in self.trials] if self.trials else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,7 +13,8 @@ from ..racing.compare import tokens_of
 from ..racing.lanes import race_lanes, write_in_turn
 from ..racing.race import start
 from ..racing.stats import Stats, counts_by_place
-from ..servers.dialects import Dialect
+from ..servers.address import Address
+from ..servers.dialects import Dialect, connected
 from ..servers.race import gap, server_lane
 from ..servers.steps import ServerReport
 from ..settings import Settings
@@ -83,6 +85,10 @@ class ServerWriter(Writer):
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
         return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)
+
+
+def server_writer(opened: ExitStack, address: str, key: str | None = None) -> ServerWriter:
+    return ServerWriter(opened.enter_context(connected(Address.read(address), key)))
 
 
 def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerReport) -> Written:

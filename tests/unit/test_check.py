@@ -203,6 +203,15 @@ def test_the_command_tells_the_bill_then_the_answer(tmp_path: Path, command: Com
     assert ANSWERS[found["answer"]] in html.read_text(encoding="utf-8")
 
 
+def test_what_ends_before_anything_is_examined_is_unclear(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(monkeypatch, 60)
+    study = checked({"eagle": 1.5}, seconds=200)
+    assert study.found is None
+    assert study.words()[0] == ANSWERS[UNCLEAR]
+    assert tells(study.words()[1], "Nothing")
+    assert study.page() == ""
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
