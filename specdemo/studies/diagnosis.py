@@ -123,7 +123,7 @@ class Diagnosis:
             cost = format_value(round_["cost"], ".2f")
             lines.append(f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs {cost} of them.")
         if (alpha := self.break_even["alpha"]) is not None:
-            lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would do.")
+            lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would break even.")
         return lines
 
     def measured(self) -> list[str]:
