@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ from typer.main import get_command
 from specdemo.cli import main as cli
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.compare import Comparison
-from specdemo.servers.flags import FLAGS, k_flag
+from specdemo.servers.flags import FLAGS, Flags, k_flag
 from specdemo.servers.steps import ServerReport
 from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
@@ -238,9 +237,10 @@ def test_the_command_line_knows_its_own_flags() -> None:
     options = {name for option in get_command(cli.app).commands["race"].params for name in option.opts}  # type: ignore[attr-defined]
     for words in vars_of(FLAGS["specdemo"]):
         assert {*re.findall(r"(?<![\w-])--?[a-z]+", words)} <= options
+    assert FLAGS["specdemo"].on == "--drafter prompt-lookup -k 4, or --drafter eagle -k 4"
     assert k_flag("SGLang", 3).startswith("--speculative-num-steps 3 --speculative-num-draft-tokens 4")
     assert k_flag("vLLM", 3) == '"num_speculative_tokens": 3 in --speculative-config'
 
 
-def vars_of(flags: Any) -> list[str]:
-    return [getattr(flags, name) for name in flags.__slots__]
+def vars_of(flags: Flags) -> list[str]:
+    return [*flags.drafters.values(), flags.k, flags.more_often, flags.off, flags.crowd, flags.more_reported]

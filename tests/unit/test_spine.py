@@ -20,7 +20,8 @@ from specdemo.racing.race import lanes_of, rule_for, start
 from specdemo.settings import Settings
 from specdemo.ui.race.colours import row_of
 from tests.harness.classes import EagerRunner
-from tests.harness.engines import tiny_model
+from tests.harness.doubles import MODEL_VOCAB
+from tests.harness.models import tiny
 from tests.harness.toys import ModelToy
 
 PROJECT = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ def set_up() -> None:
 
 
 def test_from_the_loop_to_a_round() -> None:
-    runner, drafter = EagerRunner(tiny_model("llama"), 64), drafter_class("prompt-lookup")()
+    runner, drafter = EagerRunner(tiny("llama", MODEL_VOCAB), 64), drafter_class("prompt-lookup")()
     steps = Decoding(runner, drafter, PROMPT, rule_for(SETTINGS)).steps()
     with entered() as files:
         step = next(steps)
@@ -78,7 +79,7 @@ def test_from_the_loop_to_a_round() -> None:
 
 def test_from_a_request_to_a_coloured_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the runner that a loaded preset has at hand."""
-    loaded: Any = ModelToy(model=tiny_model("llama"))
+    loaded: Any = ModelToy(model=tiny("llama", MODEL_VOCAB))
     runner = loaded.target_runner(64)
     monkeypatch.setattr(loaded, "target_runner", lambda capacity: runner)
     with entered() as files:
