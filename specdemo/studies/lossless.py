@@ -8,11 +8,9 @@ fails both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +27,14 @@ from ..racing.race import check_drafter, check_fits, start
 from ..settings import MAX_K, MAX_NODES, MAX_SEED, Settings
 from ..tokens import Token, TokenKind
 from .remember import Remembering, from_one_context
-from .rules import BY_RATIO, Accepted, RuleResult, accepted_of, each_rule, emitted_distribution, harm, make_rule
+from .rules import Accepted, accepted_of, emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught
-from .tables import grouped
 
 CAUGHT = 1e-6  # a p-value below this is not chance
 LIKELY = 25  # times a first token must be expected for what follows it to be tested
 LIKELIEST = 8  # first tokens that are listed one by one
 BATCH = 200  # rounds between two results
 PRECISION = 1e-13  # of float64 sums over a vocabulary
-SHOWN_CHILDREN = 4  # of a token in a tree, in words
 
 
 # On paper --------------------------------------------------------------------------------------------------
@@ -50,7 +46,7 @@ class DraftPosition:
 
     `error` is their largest difference in any token, `overlap` the sum of min(p, q), which is the probability that a
     guess passes here under rejection sampling (Leviathan et al., theorem 3.5). `harm` is the least total variation of
-    a broken rule here. `children` are the rules for a tree that branches here, see `rules.each_rule`.
+    a broken rule here.
     """
 
     round: int
@@ -58,7 +54,6 @@ class DraftPosition:
     error: float
     overlap: float
     harm: float
-    children: Sequence[RuleResult] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +97,12 @@ def _on_paper(
             yield event, draft
 
 
-def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float, float, Sequence[RuleResult]]:
-    """The error, the overlap, the harm and the children of a `DraftPosition`."""
+def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float, float]:
+    """The error, the overlap and the harm of a `DraftPosition`."""
     fair = p.double() / p.double().sum()
     overlap = float(torch.minimum(fair, q.double() / q.double().sum()).sum())
     error = float((emitted_distribution(p, q, rule, broken) - fair).abs().max())
-    return error, overlap, harm(p, q), list(each_rule(p, q))
+    return error, overlap, harm(p, q)
 
 
 def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
@@ -123,40 +118,13 @@ def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
         f"{verdict} the target's: no token's probability is more than {worst:.0e} off.",
         f"Of {len(positions) / sum(map(bool, (draft.positions for draft in drafts))):.1f} drafted tokens a round, the "
         f"rules accept on average: {table}.",
-        *_children_in_words(children_means(drafts)),
-    ]
-
-
-def _children_in_words(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for row in rows:
-        if row["rule"] == BY_RATIO and row["children"] == SHOWN_CHILDREN:
-            yield (
-                f"A tree with the drafter's {row['children']} likeliest tokens as children: a draw from p that goes on "
-                f"where it is a child emits p. A test of each by p / q, which is for drawn tokens, would be "
-                f"{row['off']:.2f} (total variation) from p on average and {row['worst']:.2f} at worst."
-            )
-
-
-def children_means(drafts: Sequence[DraftOnPaper]) -> list[dict[str, Any]]:
-    """The rules for children by their number: means over all positions, and the worst total variation."""
-    tested = [one for draft in drafts for position in draft.positions for one in position.children]
-    groups = grouped(tested, lambda one: (one.rule, one.children))
-    return [
-        {
-            "rule": rule,
-            "children": size,
-            "accepted": fmean(one.accepted for one in group),
-            "off": fmean(one.off for one in group),
-            "worst": max(one.off for one in group),
-        }
-        for (rule, size), group in sorted(groups.items())
     ]
 
 
 def accepted_means(drafts: Sequence[DraftOnPaper]) -> dict[str, float]:
     """The mean number of accepted tokens of a draft, by rule; empty where nothing was drafted."""
     made = [draft.accepted for draft in drafts if draft.accepted]
-    names = ("rejection", "match", "block")
+    names = ("rejection", "match")
     return {name: sum(getattr(draft, name) for draft in made) / len(made) for name in names} if made else {}
 
 

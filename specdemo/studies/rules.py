@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
 from ..decoding.rule import Match, Rule
 from ..errors import BadInput
 from ..racing.race import rule_for
 from ..settings import REJECTION, Settings
-
-SIZES = (1, 2, 4, 8)  # children
-OWN_DRAW, IN_TURN, BY_RATIO = "draw from p", "test by p, in turn", "test by p / q, in turn"
 
 
 class NoiseUsedTwice(Match):
@@ -56,19 +54,19 @@ def emitted_distribution(p: Tensor, q: Tensor, rule: str = REJECTION, broken: st
 
     Under rejection sampling the token was drafted and accepted, or the draft was rejected and the token drawn from what
     is left: q(x) passes(x) + P(rejected) left(x), computed by the very functions that the rule runs. For the exact rule
-    this is p (Leviathan et al., arXiv 2211.17192, appendix A.1). Under the match rule the token is the target's own
-    draw, whatever was drafted: p itself. That holds with noise used twice as well, which shows in pairs of tokens only.
+    this is p (Leviathan et al., arXiv 2211.17192, appendix A.1). "likeliest-by-ratio" drafts the likeliest token of q
+    with probability 1 and tests it by p / q. Under the match rule the token is the target's own draw, whatever was
+    drafted: p itself. That holds with noise used twice as well, which shows in pairs of tokens only.
     Both p and q are normalised in double precision first, since float32 rows sum to 1 only roughly.
     """
     p, q = (row.double() / row.double().sum() for row in (p, q))
-    if broken == "likeliest-by-ratio":
-        return emitted_with(p, q, [int(q.argmax())], BY_RATIO)[1]
-    if broken not in _PARTS and (broken or rule != REJECTION):
+    if broken == "noise-used-twice" or (not broken and rule != REJECTION):
         return p
     passes, left_of = _PARTS.get(broken, (acceptance_probability, residual))
-    drafted = q > 0
+    draft = one_hot(q.argmax(), len(q)).to(q.dtype) if broken == "likeliest-by-ratio" else q
+    drafted = draft > 0
     accepted = torch.zeros_like(p)
-    accepted[drafted] = q[drafted] * passes(p[drafted], q[drafted])
+    accepted[drafted] = draft[drafted] * passes(p[drafted], q[drafted])
     left = left_of(p, q)
     return accepted + (1 - accepted.sum()) * left / left.sum()
 
@@ -79,17 +77,16 @@ def harm(p: Tensor, q: Tensor) -> float:
     return min(float((emitted_distribution(p, q, broken=name) - fair).abs().sum() / 2) for name in _PARTS)
 
 
-# What rules accept, of chains and of the children of a token in a tree --------------------------------------------
+# What rules accept ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """How many tokens of one draft rejection sampling, the match rule and block verification accept on average."""
+    """How many tokens of one draft rejection sampling and the match rule accept on average."""
 
     drafted: int
     rejection: float
     match: float
-    block: float
 
 
 def accepted_of(p: Tensor, q: Tensor, token_ids: Sequence[int]) -> Accepted:
@@ -102,7 +99,7 @@ def accepted_of(p: Tensor, q: Tensor, token_ids: Sequence[int]) -> Accepted:
     x = torch.tensor(token_ids)[:, None]
     ratio = (p.gather(1, x) / q.gather(1, x))[:, 0].tolist()
     match = [match_chance(p[i], q[i], token) for i, token in enumerate(token_ids)]
-    return Accepted(len(token_ids), _in_order([min(1.0, r) for r in ratio]), _in_order(match), _block(p, q, ratio))
+    return Accepted(len(token_ids), _in_order([min(1.0, r) for r in ratio]), _in_order(match))
 
 
 def _in_order(chances: Sequence[float]) -> float:
@@ -123,80 +120,3 @@ def match_chance(p: Tensor, q: Tensor, token: int) -> float:
     if p_x == 0:
         return 0.0
     return 1 / float(torch.maximum(p / p_x, q / q_x).sum()) / q_x
-
-
-def _block(p: Tensor, q: Tensor, ratio: Sequence[float]) -> float:
-    """Of block verification (Sun et al., arXiv 2403.10444).
-
-    P_i = min(1, P_(i-1) p_i(x_i) / q_i(x_i)), S_i = sum_y max(0, P_i p_(i+1)(y) - q_(i+1)(y)),
-    h_i = S_i / (S_i + 1 - P_i) for i < k and h_k = P_k; the largest i whose own test of chance h_i passes is accepted.
-    """
-    k, joint, tests = len(ratio), 1.0, []
-    for i, r in enumerate(ratio, start=1):
-        joint = min(1.0, joint * r)
-        if i == k:
-            tests.append(joint)
-        else:
-            left = float((joint * p[i] - q[i]).clamp(min=0).sum())
-            tests.append(left / (left + 1 - joint) if left + 1 - joint > 0 else 1.0)
-    failed, total = 1.0, 0.0
-    for i in range(k, 0, -1):
-        total += failed * tests[i - 1] * i
-        failed *= 1 - tests[i - 1]
-    return total
-
-
-@dataclass(frozen=True, slots=True)
-class RuleResult:
-    """A rule with so many children: the chance that it accepts one, and how far from p what it emits is.
-
-    `off` is the total variation.
-    """
-
-    rule: str
-    children: int
-    accepted: float
-    off: float
-
-
-def each_rule(p: Tensor, q: Tensor) -> Iterator[RuleResult]:
-    """Every rule with the drafter's likeliest tokens as children, from p and q [V].
-
-    "Draw from p" is the rule here, for match and for rejection sampling: where the target's own draw is a child, the
-    walk goes on. In EAGLE's code the children are tested one after the other by p, and one that fails is struck out of
-    p; the emitted distribution is the same. A test by p / q is right for children that were drawn from q. These were
-    chosen, so the text no longer follows p.
-    """
-    p, q = (row.double() / row.double().sum() for row in (p, q))
-    likeliest = q.topk(min(max(SIZES), int((q > 0).sum()))).indices.tolist()
-    for size in SIZES:
-        for rule in (OWN_DRAW, IN_TURN, BY_RATIO):
-            accepted, emitted = emitted_with(p, q, likeliest[:size], rule)
-            yield RuleResult(rule, size, accepted, float((emitted - p).abs().sum() / 2))
-
-
-def emitted_with(p: Tensor, q: Tensor, children: Sequence[int], rule: str) -> tuple[float, Tensor]:
-    """The chance that a child is accepted, and the distribution of the emitted token [V], from p and q [V].
-
-    Both are normalised, and q is above 0 for all children.
-    """
-    if rule == OWN_DRAW:
-        return float(p[list(children)].sum()), p
-    emitted, reached = torch.zeros_like(p), 1.0
-    for child in children:
-        by_ratio = rule == BY_RATIO
-        passes = float(acceptance_probability(p[child], q[child]) if by_ratio else p[child])
-        emitted[child] += reached * passes
-        reached *= 1 - passes
-        if reached <= 0:
-            return 1.0, emitted
-        p = residual(p, q) if by_ratio else _without(p, child)
-        p, q = p / p.sum(), _without(q, child)
-    return 1 - reached, emitted + reached * p
-
-
-def _without(probs: Tensor, token: int) -> Tensor:
-    """A distribution with a token struck out; zeros if there is no other."""
-    left = probs.clone()
-    left[token] = 0
-    return left / left.sum().clamp(min=torch.finfo(left.dtype).tiny)

@@ -69,6 +69,8 @@ def test_the_emitted_distribution_by_hand() -> None:
     # Passing: 0.5, 0.2, 0.1. The other 0.2 are resampled, one half each from the tokens that q gives too little.
     assert emitted_distribution(p, q).tolist() == pytest.approx([0.5, 0.2 + 0.1, 0.1 + 0.1])
     assert emitted_distribution(p, p).tolist() == pytest.approx(p.tolist())
+    # Token 0 is always drafted and passes in 5 of 7 cases; the others share the rest, half and half.
+    assert emitted_distribution(p, q, broken="likeliest-by-ratio").tolist() == pytest.approx([5 / 7, 1 / 7, 1 / 7])
     assert emitted_distribution(p, torch.tensor([0.0, 1, 0])).tolist() == pytest.approx(p.tolist())
 
 
@@ -141,10 +143,10 @@ def random_rows(seed: int, k: int, vocab: int = 4) -> tuple[Tensor, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
 def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> None:
-    """Token verification and match by hand and by their own code; block verification never accepts less."""
+    """Token verification and match, by hand and by their own code."""
     k, runs = 2, 1500
     p, q = random_rows(seed, k)
-    means = {"rejection": 0.0, "match": 0.0, "block": 0.0}
+    means = {"rejection": 0.0, "match": 0.0}
     for draft in product(range(4), repeat=k):
         weight = float(q[0, draft[0]] * q[1, draft[1]])
         found = accepted_of(p, q, draft)
@@ -152,7 +154,6 @@ def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> 
             means[name] += weight * getattr(found, name)
     overlap = torch.minimum(p, q).sum(-1)
     assert means["rejection"] == pytest.approx(float(overlap[0] + overlap[0] * overlap[1]))
-    assert means["rejection"] <= means["block"] + 1e-12
     settings, rows, total = Settings(temperature=1.0), torch.cat([p, p[-1:]]).log(), 0
     for run in range(runs):
         rule = Match(replace(settings, seed=run))
@@ -161,15 +162,15 @@ def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> 
     assert total / runs == pytest.approx(means["match"], abs=0.06)
 
 
-def test_a_chosen_draft_is_accepted_as_often_by_all_rules() -> None:
+def test_a_chosen_draft_is_accepted_as_often_by_both_rules() -> None:
     p, _ = random_rows(5, 3)
     q = torch.eye(4, dtype=torch.float64)[[1, 0, 2]]
     found = accepted_of(p, q, [1, 0, 2])
-    assert found.rejection == pytest.approx(found.match) == pytest.approx(found.block)
+    assert found.rejection == pytest.approx(found.match)
 
 
 def test_a_distribution_that_is_off_is_said_to_be() -> None:
-    off = DraftOnPaper([DraftPosition(0, 1, 0.01, 0.5, 0.1)], Accepted(1, 0.5, 0.4, 0.5))
+    off = DraftOnPaper([DraftPosition(0, 1, 0.01, 0.5, 0.1)], Accepted(1, 0.5, 0.4))
     assert "DIFFERS" in exact_in_words([off])[0]
     assert tells(exact_in_words([DraftOnPaper((), None)])[0], "nothing compute")
 

@@ -279,7 +279,7 @@ PICTURES: dict[str, Shown] = {
     "domains": Shown(of_domains, ((3, 1),)),
     "causes": Shown(of_causes, ((7, 1),)),
     "batch": Shown(of_readers, ((3, 1),)),
-    "lossless": Shown(of_lossless, ((1, 1), (1, 2), (3, 1))),
+    "lossless": Shown(of_lossless, ((1, 1), (1, 1), (3, 1))),
 }
 
 

@@ -65,16 +65,7 @@ def of_exact(drafts: Sequence[lossless.DraftOnPaper], broken: str) -> Section:
     columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f")]
     rows = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(drafts).items()]
     accepted = table("What each rule accepts of these drafts", columns, rows)
-    columns = [
-        ("rule", "rule for the children of a token", ""),
-        ("children", "children, the drafter's likeliest", ",.0f"),
-        ("accepted", "one is accepted", ".0%"),
-        ("off", "total variation from p, mean", ".3f"),
-        ("worst", "at worst", ".3f"),
-    ]
-    means = lossless.children_means(drafts)
-    branched = table("If drafts branched here: two sound rules, and one that is wrong", columns, means)
-    return Section(verdict, words, [plot], [accepted, branched], "2. On paper" + _broken(broken))
+    return Section(verdict, words, [plot], [accepted], "2. On paper" + _broken(broken))
 
 
 def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], str]) -> Section:
