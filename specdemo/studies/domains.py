@@ -1,20 +1,18 @@
-"""Where guesses pass: by category of prompt, by kind of token and by position in the draft. Counted from events."""
+"""Where guesses pass: by category of prompt and by position in the draft. Counted from events."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..decoding.acceptance import branches
-from ..decoding.events import Round, text_of
+from ..decoding.events import Event, Round
 from ..errors import BadInput
-from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
+from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..system.imports import LazyModule
 from ..tokens import DraftOutcome
@@ -23,11 +21,11 @@ from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_field
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..racing import lanes, race
+    from ..racing import race
 else:
-    lanes, race = LazyModule("specdemo.racing.lanes"), LazyModule("specdemo.racing.race")
+    race = LazyModule("specdemo.racing.race")
 
-CATEGORY, KIND, POSITION = "category", "kind of token", "position in the draft"
+CATEGORY, POSITION = "category", "position in the draft"
 SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
 COUNTED = ("drafted", "tested", "accepted")
 ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
@@ -35,12 +33,12 @@ ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
 
 class Domains(Study):
     """A drafter is good at some texts and bad at others. This view writes texts of eight categories and counts which
-    drafted tokens pass: by category, by kind of token, and by position in the draft.
+    drafted tokens pass, by category and by position in the draft.
     """
 
     name = "domains"
     title = "Where drafts pass"
-    summary = "Count which drafted tokens pass: by category of prompt, by kind of token, by position in the draft."
+    summary = "Count which drafted tokens pass, by category of prompt and by position in the draft."
     fields = (
         DRAFTER,
         k_field(4),
@@ -74,7 +72,7 @@ class Domains(Study):
 
     def run(self) -> Iterator[str]:
         for trace in self.asked.get("traces") or ():
-            drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
+            drafted = [entry.event for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
             self.counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
             yield "Reading traces"
         if not self.texts:
@@ -85,9 +83,8 @@ class Domains(Study):
         for ids in prompt_ids:
             race.check_fits(loaded, len(ids), settings, drafter)
         for prompt, ids in zip(self.texts, prompt_ids, strict=True):
-            text = lanes.LaneText(loaded.tokenizer, ids, loaded.eos_ids)
             with closing(race.start(loaded, drafter, ids, settings)) as events:  # type: ignore[type-var]
-                self.counts.add(prompt.category, [Entry(SPECULATIVE, text.read(event)) for event in events])
+                self.counts.add(prompt.category, list(events))
             self.done += 1
             yield "Writing texts"
 
@@ -100,42 +97,37 @@ class Domains(Study):
 
 @dataclass(slots=True)
 class Counts:
-    """Drafted tokens by category, kind and position, over any number of texts."""
+    """Drafted tokens by category and position, over any number of texts."""
 
     groups: dict[tuple[str, str], dict[str, Counter[str]]] = field(default_factory=dict)
     """How many are `COUNTED` in each text, by question and group."""
     texts: int = 0
 
-    def add(self, category: str, entries: Iterable[Entry]) -> None:
-        """Count one text: the entries of one lane, in order."""
-        text, name = "", str(self.texts)
+    def add(self, category: str, events: Iterable[Event]) -> None:
+        """Count one text."""
+        name = str(self.texts)
         self.texts += 1
-        for entry in entries:
-            if isinstance(entry.event, Round):
-                if branches(entry.event.drafted):
+        for event in events:
+            if isinstance(event, Round):
+                if branches(event.drafted):
                     raise BadInput("Drafts are counted by position, and those of this trace are trees.")
-                before = text
-                for position, token in enumerate(entry.event.drafted, 1):
-                    kind = kind_of(token.text, before)
-                    for group in ((CATEGORY, category), (KIND, kind.value), (POSITION, str(position))):
+                for position, token in enumerate(event.drafted, 1):
+                    for group in ((CATEGORY, category), (POSITION, str(position))):
                         count = self.groups.setdefault(group, {}).setdefault(name, Counter())
                         count["drafted"] += 1
                         count["tested"] += token.outcome is not DraftOutcome.UNTESTED
                         count["accepted"] += token.outcome is DraftOutcome.ACCEPTED
-                    before += token.text
-            text += text_of(entry.event)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each group, in the order of the three questions.
+        """A row for each group, in the order of the two questions.
 
         `low` and `high` bound the acceptance rate, with texts as units: guesses of one text pass or fail together. None
         of a single text.
         """
-        order = {kind.value: index for index, kind in enumerate(Kind)}
         rows = []
-        for by in (CATEGORY, KIND, POSITION):
+        for by in (CATEGORY, POSITION):
             names = [name for question, name in self.groups if question == by]
-            for name in sorted(names, key=lambda name: order.get(name, int(name) if by == POSITION else 0)):
+            for name in sorted(names, key=lambda name: int(name) if by == POSITION else 0):
                 counts = self.groups[by, name].values()
                 drafted, tested, accepted = (sum(count[of] for count in counts) for of in COUNTED)
                 rate = pooled_rate([(count["accepted"], count["tested"]) for count in counts], 1.0)
@@ -147,7 +139,7 @@ class Counts:
     def in_words(self) -> list[str]:
         """The largest difference of each kind in a sentence, where enough was tested."""
         lines = []
-        for by in (CATEGORY, KIND, POSITION):
+        for by in (CATEGORY, POSITION):
             rows = [row for row in self.rows() if row["by"] == by and row["tested"] >= ENOUGH]
             if len(rows) < 2:
                 continue
@@ -162,73 +154,3 @@ class Counts:
 
     def _parts(self, by: str, name: str) -> dict[str, tuple[float, float]]:
         return {text: (count["accepted"], count["tested"]) for text, count in self.groups[by, name].items()}
-
-
-# What kind of token a token is -------------------------------------------------------------------------------
-
-
-class Kind(str, Enum):
-    """The kinds that acceptance is counted by."""
-
-    PUNCTUATION = "punctuation"
-    FUNCTION_WORD = "function word"
-    CONTENT_WORD = "content word"
-    NUMBER = "number"
-    SYMBOL = "whitespace or code symbol"
-    CONTINUATION = "word continuation"
-
-
-PUNCTUATION = frozenset(".,;:!?'\"()-\u2013\u2014\u2026\u2018\u2019\u201c\u201d\u00ab\u00bb\u00bf\u00a1")
-
-# Articles, pronouns, prepositions, conjunctions, auxiliaries and particles of English.
-_ENGLISH = """
-    a about above after again against all also am among an and another any are around as at be because been before
-    being below between both but by can could did do does doing down during each either few for from had has have
-    having he her here hers herself him himself his how i if in into is it its itself just may me might mine more
-    most much must my myself neither no nor not of off on once one only onto or other our ours ourselves out over own
-    same shall she should since so some such than that the their theirs them themselves then there these they this
-    those through to too toward towards under until up upon us very was we were what when where which while who whom
-    whose why will with within without would yes yet you your yours yourself yourselves
-"""
-FUNCTION_WORDS = frozenset(_ENGLISH.split())
-
-
-def kind_of(token: str, before: str) -> Kind:
-    """The kind of a token with this text after the text `before`; the first rule that fits decides.
-
-    1. A token without any visible character is whitespace (or part of a character: a continuation).
-    2. One without letters is a number if it holds a digit, punctuation if every visible character is a mark of prose,
-       and a code symbol otherwise.
-    3. One with letters that is written right after a letter, a digit, an underscore or an apostrophe within a word
-       continues that word.
-    4. The rest begin words: function words by a list of English ones, else content words.
-
-    It looks backwards only, so that a rejected guess, which nothing follows, is sorted by the same rules: the first
-    piece of a longer word counts as the word it looks like. Scripts without spaces come out as continuations.
-    """
-    visible = token.strip()
-    if not visible:
-        return Kind.SYMBOL if token else Kind.CONTINUATION
-    if not any(_is_letter(c) for c in visible):
-        if any(c.isnumeric() for c in visible):
-            return Kind.NUMBER
-        return Kind.PUNCTUATION if PUNCTUATION.issuperset(visible) else Kind.SYMBOL
-    if not token[0].isspace() and _in_word(token, before):
-        return Kind.CONTINUATION
-    word = visible.strip("".join(PUNCTUATION)).lower()
-    return Kind.FUNCTION_WORD if word in FUNCTION_WORDS else Kind.CONTENT_WORD
-
-
-def _in_word(token: str, before: str) -> bool:
-    """Whether the token's first character goes on with the word that `before` ends in."""
-    if before[-1:] in ("'", "\u2019"):  # don + ' + t, but not the opening mark of a quotation
-        return _is_wordy(before[-2:-1])
-    return _is_wordy(before[-1:]) and (_is_wordy(token[0]) or token[0] in "'\u2019")
-
-
-def _is_wordy(character: str) -> bool:
-    return character == "_" or character.isalnum() or _is_letter(character)
-
-
-def _is_letter(character: str) -> bool:
-    return bool(character) and unicodedata.category(character)[0] in "LM"  # letters and the marks on them

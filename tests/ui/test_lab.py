@@ -367,7 +367,6 @@ def test_domains(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     _, rows = files(page, shown)
     for title, by in (
         ("By category", "category"),
-        ("By kind of token", "kind of token"),
         ("By position", "position in the draft"),
     ):
         rates = {row["name"]: row["acceptance_rate"] for row in rows if row["by"] == by and row["acceptance_rate"]}
@@ -408,7 +407,7 @@ def test_the_console_is_empty_on_every_tab(tabs: Tabs, lab_url: str, engine: Eng
         shown = choose(page, view)
         if view == "domains":
             measure(page, view)
-            expect(shown.locator(".lab-figure svg.marks")).to_have_count(3)
+            expect(shown.locator(".lab-figure svg.marks")).to_have_count(2)
     page.get_by_role("tab", name="Race").click()
     page.get_by_role("button", name="Replay", exact=True).click()
     page.locator(".sd-play:enabled").click()

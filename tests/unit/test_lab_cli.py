@@ -75,8 +75,8 @@ def test_domains_counts_in_a_trace(run: Run, trace: Path) -> None:
     status, out, err = run("domains", "--trace", str(trace))
     rows = [line.split() for line in out.splitlines()]
     assert (status, err) == (0, "")
-    assert ["kind", "of", "token", "function", "word", "3", "3", "3"] in [row[:8] for row in rows]
-    assert ["kind", "of", "token", "content", "word", "3", "3", "0"] in [row[:8] for row in rows]
+    assert ["position", "in", "the", "draft", "1", "3", "3", "3"] in [row[:8] for row in rows]
+    assert ["position", "in", "the", "draft", "2", "3", "3", "0"] in [row[:8] for row in rows]
 
 
 def test_a_packed_trace_tells_the_same(run: Run, trace: Path) -> None:

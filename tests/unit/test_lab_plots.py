@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdemo.studies.domains import CATEGORY, KIND, POSITION
+from specdemo.studies.domains import CATEGORY, POSITION
 from specdemo.ui.lab.pictures import figures_of, of_domains
 from specdemo.ui.lab.plots import ALONE, BEYOND, HEIGHT, SHARE, TIMES, Figure, bars, lines
 
@@ -51,7 +51,7 @@ def rules(figure: Figure) -> list[float]:
 
 def test_shares_beside_each_other_have_one_scale_and_an_axis() -> None:
     """The largest of each was once as long as its plot is wide: of 46% there stood 65%, 58% or 100%."""
-    rates = {CATEGORY: ("code", 0.71), KIND: ("number", 0.46), POSITION: ("1", 0.3)}
+    rates = {CATEGORY: ("code", 0.71), POSITION: ("1", 0.3)}
     row = {"tested": 100, "accepted": 46, "low": 0.2, "high": 0.8}
     rows = [{"by": by, "name": name, "acceptance_rate": rate, **row} for by, (name, rate) in rates.items()]
     study: Any = SimpleNamespace(rows=lambda: rows, words=list, tables=list, left_out="")

@@ -132,9 +132,8 @@ def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
     plain = list(decode(TableRunner(table), Scripted(lambda *_: []), PROMPT, Settings(k=0, max_new_tokens=12)))
     with refuses(BadInput, "trees"):
         explain(plain, events)
-    entries = [Entry("one", with_text(event, (), ["y"] * len(getattr(event, "drafted", ())))) for event in events]
     with refuses(BadInput, "trees"):
-        Counts().add("a", entries)
+        Counts().add("a", events)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...studies.causes import Causes
 from ...studies.check import OWN_TABLES, Check
-from ...studies.diagnosis import Diagnosis
-from ...studies.domains import CATEGORY, KIND, POSITION, Domains
+from ...studies.domains import CATEGORY, POSITION, Domains
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
 from ...studies.readers import BatchStudy
@@ -21,6 +20,9 @@ from ...studies.sweep import Sweep
 from .pictures_of_checks import of_lossless
 from .pictures_of_theory import of_measured
 from .plots import ALONE, DRAFT_LENGTH, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines
+
+if TYPE_CHECKING:
+    from ...studies.diagnosis import Diagnosis
 
 NO_BASELINE = "Tokens per round: a speed-up needs a baseline."
 Point = list[float | None]
@@ -114,7 +116,6 @@ def of_domains(study: Domains) -> Picture:
     rows = study.rows()
     titles = {
         CATEGORY: ("By category", "Of the tested tokens, how many passed."),
-        KIND: ("By kind of token", "What the drafted token itself was."),
         POSITION: (
             "By position in the draft",
             "A later token of a draft builds on the earlier ones. Only tested tokens count.",
@@ -276,7 +277,7 @@ PICTURES: dict[str, Shown] = {
     "profile": Shown(of_profile, ((2, 3),)),
     "theory": Shown(of_measured, ((2, 1), (2, 0))),
     "sweep": Shown(of_sweep, ((4, 1),)),
-    "domains": Shown(of_domains, ((3, 1),)),
+    "domains": Shown(of_domains, ((2, 1),)),
     "causes": Shown(of_causes, ((7, 1),)),
     "batch": Shown(of_readers, ((3, 1),)),
     "lossless": Shown(of_lossless, ((1, 1), (1, 1), (3, 1))),
