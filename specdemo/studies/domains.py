@@ -21,9 +21,9 @@ from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_field
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..racing import race
+    from ..racing import lanes, race
 else:
-    race = LazyModule("specdemo.racing.race")
+    lanes, race = LazyModule("specdemo.racing.lanes"), LazyModule("specdemo.racing.race")
 
 CATEGORY, POSITION = "category", "position in the draft"
 SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
