@@ -1,9 +1,9 @@
-"""What a configuration says of a model: the families that the fused engines know, and how each differs from Llama."""
+"""What a configuration says of a model, and the table of families: all that depends on the type of a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -13,7 +13,14 @@ QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the layers of some models differ from Llama's.
+    """How the layers of some models differ from Llama's, and what their passes can do.
+
+    `layout` says whose names and shapes the weights have that the fused engines read; None: only transformers' forward
+    runs it. `branches` says that the layers read only the layer before and the cache, so that one mask makes a tree.
+    `state` says that layers keep a running state that a pass of any length can go on from. Without `parts` a model with
+    a cache reads one token in a pass, or the whole text again. `mtp` says where the tensors of a multi-token-prediction
+    layer are, if it is read here: "apart" under "mtp.", or as one "more" decoder layer. `text_alone` says that a model
+    for pictures and text reads a text as its text model does.
 
     A norm is None where there is none. `out_norm` and `down_norm` are applied to what attention and the MLP add to the
     residual stream. `above_one` says that a norm multiplies by 1 + its weight. A merged product has one name.
@@ -38,6 +45,14 @@ class Family:
     scaled_embedding: bool = False
     beyond_float16: bool = False
     expert_size: str | None = None  # the field with the inner size of an expert, if layers have experts
+    rotated: str | None = None  # the field that says of each layer whether it has a rotation; None: all have
+    drops_score_cap: bool = False  # transformers does not apply the cap of scores that the configuration states
+    layout: Literal["llama", "gpt2"] | None = "llama"
+    branches: bool = False
+    state: bool = False
+    parts: bool = True
+    mtp: Literal["apart", "more"] | None = None
+    text_alone: bool = False
 
     def has_bias(self, config: PreTrainedConfig, name: str) -> bool:
         """Whether a product of a layer, such as self_attn.q_proj, has a bias."""
@@ -57,14 +72,17 @@ _GEMMA = Family(
     beyond_float16=True,
 )
 _GLM = Family(up=("gate_up_proj",), out_biased=False, interleaved=True)
+_STATE = Family(layout=None, state=True)
 FAMILIES = {
-    **dict.fromkeys(("llama", "smollm3", "mistral", "ministral", "granite"), Family()),
+    **dict.fromkeys(("llama", "mistral"), Family(branches=True)),
+    **dict.fromkeys(("ministral", "granite"), Family()),
+    "smollm3": Family(branches=True, rotated="no_rope_layers"),
     "ministral3": Family(growing_queries=True),
-    "qwen2": Family(biased=None, out_biased=False),
-    "qwen3": Family(normed_heads="head"),
+    "qwen2": Family(biased=None, out_biased=False, branches=True),
+    "qwen3": Family(normed_heads="head", branches=True),
     "gemma": Family(above_one=True, scaled_embedding=True),
     "gemma2": _GEMMA,
-    "gemma3_text": replace(_GEMMA, normed_heads="head"),
+    "gemma3_text": replace(_GEMMA, normed_heads="head", drops_score_cap=True),
     "phi3": Family(qkv=("qkv_proj",), up=("gate_up_proj",)),
     **dict.fromkeys(("olmo2", "olmo3"), _OLMO),
     "glm": _GLM,
@@ -73,15 +91,25 @@ FAMILIES = {
     "qwen3_moe": Family(normed_heads="head", expert_size="moe_intermediate_size"),
     "olmoe": Family(normed_heads="all", expert_size="intermediate_size"),
     "flex_olmo": replace(_OLMO, expert_size="intermediate_size"),
+    "gpt2": Family(layout="gpt2", branches=True),
+    "gpt_neox": Family(layout=None, branches=True),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), replace(_STATE, mtp="apart")),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid", "olmo_hybrid"), _STATE),
+    **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "deepseek_v3"), Family(layout=None, mtp="more")),
+    # Gemma 3 from 4B on, and Mistral Small 3.1 and Ministral 3.
+    **dict.fromkeys(("gemma3", "mistral3"), Family(layout=None, text_alone=True)),
+    **dict.fromkeys(("cpmant", "prophetnet"), Family(layout=None, parts=False)),
 }
+OTHER = Family(layout=None)  # a model whose type is not in the table
 ROUTER, EXPERTS_UP, EXPERTS_DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of a layer
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Models with a running state that a pass of any length can go on from; others may not be able to.
-HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
-HYBRIDS |= {"olmo_hybrid"}
 RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
 ROPES = {"default", "linear", "llama3", "yarn", "longrope"}  # all but those with other angles at every length
 ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}  # see `layout`
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    return FAMILIES.get(config.model_type, OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +129,7 @@ class Scales:
             value = getattr(config, name, None)
             return default if value is None else float(value)
 
-        scaled = config.model_type in FAMILIES and FAMILIES[config.model_type].scaled_embedding
+        scaled = family_of(config).scaled_embedding
         return cls(
             attention=stated("attention_multiplier", stated("query_pre_attn_scalar", head_width(config)) ** -0.5),
             embedding=config.hidden_size**0.5 if scaled else stated("embedding_multiplier", 1.0),
@@ -134,8 +162,8 @@ def expert_count(config: PreTrainedConfig) -> int:
 
 def mixture(config: PreTrainedConfig, layer: int) -> Mixture | None:
     """The experts of a layer of a model that `knows` accepts; None if it has a single MLP."""
-    family = FAMILIES.get(config.model_type)
-    if family is None or family.expert_size is None or layer in getattr(config, "mlp_only_layers", ()):
+    family = family_of(config)
+    if family.expert_size is None or layer in getattr(config, "mlp_only_layers", ()):
         return None
     count = expert_count(config)
     if (layer + 1) % getattr(config, "decoder_sparse_step", 1) or not count:
@@ -151,7 +179,7 @@ def mixtures(config: PreTrainedConfig) -> set[Mixture]:
 
 def inner_sizes(config: PreTrainedConfig) -> set[int]:
     """How many numbers the products of its layers read, of a model that `knows` accepts."""
-    plain = config.n_inner or 4 * config.hidden_size if config.model_type == "gpt2" else config.intermediate_size
+    plain = config.n_inner or 4 * config.hidden_size if family_of(config).layout == "gpt2" else config.intermediate_size
     layers = [mixture(config, layer) for layer in range(config.num_hidden_layers)]
     of_mlps = {plain if layer is None else layer.inner for layer in layers}
     return {config.hidden_size, config.num_attention_heads * head_width(config), *of_mlps}
@@ -165,17 +193,18 @@ def knows(config: PreTrainedConfig) -> bool:
     """
     if config.get_text_config() is not config or getattr(config, "quantization_config", None):
         return False
-    if config.model_type == "gpt2":
+    family = family_of(config)
+    if family.layout == "gpt2":
         scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
         plain = not config.reorder_and_upcast_attn and not config.add_cross_attention
         return config.activation_function == "gelu_new" and scaled and plain
-    if config.model_type not in FAMILIES or not {*layer_kinds(config)} <= {FULL, SLIDING}:
+    if family.layout is None or not {*layer_kinds(config)} <= {FULL, SLIDING}:
         return False
     if getattr(config, "use_bidirectional_attention", None) or activation(config) not in ACTIVATIONS:
         return False
     if getattr(config, "clip_qkv", None) is not None:  # of OLMoE
         return False
-    if config.model_type == "gemma3_text" and config.attn_logit_softcapping:  # transformers does not apply it
+    if family.drops_score_cap and config.attn_logit_softcapping:
         return False
     ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
     return all(rope.get("rope_type", "default") in ROPES for rope in ropes)
@@ -211,8 +240,7 @@ def has_ropes_by_kind(config: PreTrainedConfig) -> bool:
 
 def has_growing_queries(config: PreTrainedConfig) -> bool:
     """Whether rotated queries are multiplied by a number that grows with their position, see `ropes.Rope`."""
-    family = FAMILIES.get(config.model_type)
-    return family is not None and family.growing_queries and bool(rope_of(config).get("llama_4_scaling_beta"))
+    return family_of(config).growing_queries and bool(rope_of(config).get("llama_4_scaling_beta"))
 
 
 DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
@@ -226,7 +254,7 @@ def has_equal_factors(config: PreTrainedConfig) -> bool:
 
 def is_hybrid(config: PreTrainedConfig) -> bool:
     """Whether `hybrid.HybridRunner` runs a model with this configuration."""
-    return config.get_text_config().model_type in HYBRIDS
+    return family_of(config.get_text_config()).state
 
 
 def attending_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
@@ -238,8 +266,7 @@ def attending_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 
 def fits_float16(config: PreTrainedConfig) -> bool:
     """Whether a model of this type can be computed in float16; not known of all."""
-    family = FAMILIES.get(config.get_text_config().model_type)
-    return family is None or not family.beyond_float16
+    return not family_of(config.get_text_config()).beyond_float16
 
 
 def key_heads(config: PreTrainedConfig) -> int:
@@ -248,12 +275,13 @@ def key_heads(config: PreTrainedConfig) -> int:
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    stated = None if config.model_type == "gpt2" else getattr(config, "head_dim", None)  # GPT-2 reads no such field
+    reads = family_of(config).layout != "gpt2"
+    stated = getattr(config, "head_dim", None) if reads else None
     return stated or config.hidden_size // config.num_attention_heads
 
 
 def final_norm_eps(config: PreTrainedConfig) -> float | None:
     """The epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
     config = config.get_text_config()
-    family = FAMILIES.get(config.model_type)
-    return None if family is None or family.above_one else config.rms_norm_eps
+    family = family_of(config)
+    return config.rms_norm_eps if family.layout == "llama" and not family.above_one else None

@@ -18,10 +18,10 @@ from ..system.hardware import compute_dtype
 from .families import (
     EXPERTS_DOWN,
     EXPERTS_UP,
-    FAMILIES,
     ROUTER,
     Scales,
     activation,
+    family_of,
     head_width,
     layer_kinds,
     mixture,
@@ -136,7 +136,7 @@ class FusedModel:
     @classmethod
     def of_weights(cls, config: PreTrainedConfig, weights: Weights) -> FusedModel:
         """Rearrange weights that have transformers' names."""
-        return _gpt2(config, weights) if config.model_type == "gpt2" else _of_family(config, weights)
+        return _gpt2(config, weights) if family_of(config).layout == "gpt2" else _of_family(config, weights)
 
     def first_layers(self, count: int) -> FusedModel:
         """A model of the first layers, with the same norm and head. No weight is copied."""
@@ -200,8 +200,8 @@ def _tables(rope: Rope, length: int) -> list[Tensor]:
 
 
 def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
-    family, width, heads = FAMILIES[config.model_type], head_width(config), config.num_attention_heads
-    stated = config.no_rope_layers if config.model_type == "smollm3" else None  # true where there is a rotation
+    family, width, heads = family_of(config), head_width(config), config.num_attention_heads
+    stated = getattr(config, family.rotated) if family.rotated else None  # true where there is a rotation
     rotated, kinds, seen = stated or [True] * config.num_hidden_layers, kinds_of_ropes(config), windows(config)
     of_kind = [kinds.index(kind) if len(kinds) > 1 else 0 for kind in layer_kinds(config)]
     parts = heads + 2 * config.num_key_value_heads
@@ -261,7 +261,7 @@ def _mlps(
     """The router of a layer, if there is one, and the products of its MLP or of each expert."""
     layer, of_layer = f"model.layers.{index}", mixture(config, index)
     if of_layer is None:
-        up = _joint(weights, *(f"{layer}.mlp.{name}" for name in FAMILIES[config.model_type].up), parts=2)
+        up = _joint(weights, *(f"{layer}.mlp.{name}" for name in family_of(config).up), parts=2)
         return None, (up,), (_joint(weights, f"{layer}.mlp.down_proj"),)
     router = Router(_joint(weights, f"{layer}.{ROUTER.removesuffix('.weight')}"), of_layer.used, of_layer.normed)
 

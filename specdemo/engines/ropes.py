@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .families import FULL, has_equal_factors, has_growing_queries, has_ropes_by_kind, head_width, layer_kinds, rope_of
+from .families import (
+    FULL,
+    family_of,
+    has_equal_factors,
+    has_growing_queries,
+    has_ropes_by_kind,
+    head_width,
+    layer_kinds,
+    rope_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -94,7 +103,7 @@ def kinds_of_ropes(config: PreTrainedConfig) -> list[str]:
 def rotation_bytes(config: PreTrainedConfig, engine: str, dtype: torch.dtype) -> int:
     """Bytes of rotations that a run of an engine, which computes in `dtype`, keeps for each position."""
     text = config.get_text_config()
-    if engine == "eager" or text.model_type == "gpt2":
+    if engine == "eager" or family_of(text).layout == "gpt2":
         return 0
     # The two numbers that turn together have the same cosine and sine. Only the native engine keeps these once.
     halves, kept = (1, torch.float32) if engine == "native" else (2, dtype)

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
-from ..engines.families import is_hybrid, knows
+from ..engines.families import family_of, is_hybrid, knows
 from ..engines.named_weights import embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
 from ..system.hardware import AS_STORED, compute_dtype, unquantized
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
-NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or the whole text again
 NAMED = 3  # weights that a sentence names, at most
 REPORTS = logging.getLogger("transformers.modeling_utils")  # of what is missing; a sentence replaces them
 
@@ -327,7 +326,7 @@ def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
             f"{source} cannot be used for speculative decoding here: it has layers ({kinds}) whose state cannot be "
             "rolled back after a rejected guess."
         )
-    if not cache_argument(model_class) or kind in NOT_IN_PARTS:
+    if not cache_argument(model_class) or not family_of(config).parts:
         raise LoadError(
             f"{source} cannot be used for speculative decoding here: a model of the type {kind!r} does not keep keys "
             "and values from which a pass over several tokens can go on."

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedConfig
 
 from ..decoding.parts import DrafterParts
+from ..engines.families import family_of
 from .checkpoint import OpenedModel, check_whole
 from .errors import wrap_load_errors
 from .store import LoadError
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
     from ..drafters.mtp import MtpHead
 
-# Where the tensors are: under "mtp.", or as one more decoder layer.
-APART = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
-ONE_MORE = {"glm4_moe", "glm4_moe_lite", "deepseek_v3"}
 ANY = re.compile(r"(^|\.)mtp\.|\.eh_proj\.weight$")  # in the names of the tensors of all families that have such layers
 # Its own embeddings, by their names in `MtpModel`. Often they are copies of the target's, or the target's are used.
 OWN = {"embed_tokens": "embed_tokens.weight", "shared_head": "shared_head.head.weight"}
@@ -45,11 +43,11 @@ def find_mtp(
 ) -> Callable[[], MtpHead] | str:
     """What opens the MTP layer of a target, or why there is none to draft with, in words."""
     text = config.get_text_config(decoder=True)
-    kind, names = text.model_type, dict(_names(files))
+    place, names = family_of(text).mtp, dict(_names(files))
     if not any(map(ANY.search, names)):
         return DrafterParts.open_mtp
-    if kind not in APART | ONE_MORE or opened.engine != "eager":
-        return f"this preset has a target of the type {kind}, whose MTP layers are not read here"
+    if place is None or opened.engine != "eager":
+        return f"this preset has a target of the type {text.model_type}, whose MTP layers are not read here"
     from transformers.modeling_layers import MtpModel
 
     if not hasattr(MtpModel, "get_weight_conversions"):
@@ -58,12 +56,12 @@ def find_mtp(
         return "this preset has a quantized target, and MTP layers are read only of others"
     if len(opened.placement) > 1:
         return "this preset has a target that lies on several devices, and MTP layers are read only of others"
-    numbered = re.compile(r"^mtp\.layers\.(\d+)\." if kind in APART else r"^model\.layers\.(\d+)\.")
+    numbered = re.compile(r"^mtp\.layers\.(\d+)\." if place == "apart" else r"^model\.layers\.(\d+)\.")
     numbers = {int(found[1]) for found in map(numbered.match, names) if found}
-    first = 0 if kind in APART else text.num_hidden_layers
+    first = 0 if place == "apart" else text.num_hidden_layers
     if further := sorted(number for number in numbers if number > first):
         return f"this preset has a target with {len(further) + 1} MTP layers, and only a single one is read here"
-    prefix = "mtp." if kind in APART else f"model.layers.{first}."
+    prefix = "mtp." if place == "apart" else f"model.layers.{first}."
     mine = {name: file for name, file in names.items() if name.startswith(prefix)}
     own = {part: (name, mine.pop(name)) for part, last in OWN.items() if (name := prefix + last) in mine}
     return partial(_open, source, opened.open_model, mine, own)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.draft_model import LONGER
 from ..engines.choose import dtype_in_range, engine_of, is_exact
-from ..engines.families import FAMILIES, is_hybrid
+from ..engines.families import FAMILIES, OTHER, is_hybrid
 from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
 from ..errors import BadInput
@@ -282,8 +282,9 @@ def _config(header: Header) -> PreTrainedConfig:
         sizes |= {"num_experts": experts, "num_experts_per_tok": int(header.of_model("expert_used_count", 1))}
         sizes["moe_intermediate_size"] = int(header.of_model("expert_feed_forward_length", sizes["intermediate_size"]))
     kind, two_factors = TYPES.get(header.architecture, header.architecture), LONG in header.shapes
-    config: PreTrainedConfig = AutoConfig.for_model(kind, **sizes) if kind in FAMILIES else PreTrainedConfig(**sizes)
-    if kind not in FAMILIES:
+    known = FAMILIES.get(kind, OTHER).layout == "llama"
+    config: PreTrainedConfig = AutoConfig.for_model(kind, **sizes) if known else PreTrainedConfig(**sizes)
+    if not known:
         config.model_type, config.rope_parameters = header.architecture, None
     if two_factors:
         config.rope_parameters = {"rope_type": "longrope"}  # the factors are not read yet

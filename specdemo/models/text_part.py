@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from ..engines.families import FAMILIES
+from ..engines.families import family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Types whose forward of a text is that of their text model: Gemma 3 from 4B on, Mistral Small 3.1 and Ministral 3.
-WITH_PICTURES = {"gemma3", "mistral3"}
 # The beginnings of names in such files, as written by transformers before version 5 and since, and what they become.
 PREFIXES = {
     "language_model.model.": "model.",
@@ -41,10 +39,10 @@ def described(place: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig | None:
     """The configuration of the text part alone; None if the model has no parts, or is needed as a whole."""
-    if config.model_type not in WITH_PICTURES:
+    if not family_of(config).text_alone:
         return None
     part = deepcopy(config.get_text_config(decoder=True))
-    if part.model_type not in FAMILIES:
+    if family_of(part).layout != "llama":
         return None
     # The whole model says this too, and files with both embeddings are read as such anyway.
     part.tie_word_embeddings = bool(part.tie_word_embeddings or config.tie_word_embeddings)

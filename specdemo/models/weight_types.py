@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
+from ..engines.families import family_of
 from ..errors import BadInput
 from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, dtype_name
 from .source import Source
@@ -21,7 +22,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    if dtype in QUANTIZED.values() and dtype != AS_STORED and config.model_type == "gpt2":
+    if dtype in QUANTIZED.values() and dtype != AS_STORED and family_of(config).layout == "gpt2":
         raise BadInput(f"The weights of GPT-2 cannot be {dtype_name(dtype)} here: choose another dtype.")
 
 

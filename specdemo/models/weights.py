@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
-from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, FAMILIES, ROUTER, head_width, mixture
+from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, ROUTER, family_of, head_width, mixture
 from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
@@ -34,7 +34,7 @@ KEPT = {"model.embed_tokens.weight", HEAD, "transformer.wte.weight", "transforme
 
 def shapes(config: PreTrainedConfig) -> Shapes:
     """The shapes of the weights of a model that `families.knows`, by transformers' names. A tied head is left out."""
-    layers, layer, others = _gpt2(config) if config.model_type == "gpt2" else _of_family(config)
+    layers, layer, others = _gpt2(config) if family_of(config).layout == "gpt2" else _of_family(config)
     head = {} if config.tie_word_embeddings else {HEAD: (config.vocab_size, config.hidden_size)}
     every = ((index, {**layer, **_mlp(config, index)}) for index in range(config.num_hidden_layers))
     return {**others, **{f"{layers}.{i}.{name}": of_layer[name] for i, of_layer in every for name in of_layer}, **head}
@@ -42,7 +42,7 @@ def shapes(config: PreTrainedConfig) -> Shapes:
 
 def _of_family(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
     """The name of the layers, the weights of a layer but for those of `_mlp`, and the weights outside of the layers."""
-    family, hidden = FAMILIES[config.model_type], config.hidden_size
+    family, hidden = family_of(config), config.hidden_size
     queries, keys = (heads * head_width(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
     of_qkv = [queries, keys, keys] if len(family.qkv) > 1 else [queries + 2 * keys]
     products: Shapes = {f"self_attn.{name}": (size, hidden) for name, size in zip(family.qkv, of_qkv, strict=True)}
@@ -59,21 +59,21 @@ def _of_family(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
 
 def _mlp(config: PreTrainedConfig, index: int) -> Shapes:
     """The weights of the MLP of a layer, or of its router and its experts."""
-    if config.model_type == "gpt2":
+    if family_of(config).layout == "gpt2":
         return {}
     hidden, experts = config.hidden_size, mixture(config, index)
     if experts is not None:
         size, inner = experts.count, experts.inner
         up, down = (size, 2 * inner, hidden), (size, hidden, inner)
         return {ROUTER: (size, hidden), EXPERTS_UP: up, EXPERTS_DOWN: down}
-    up_names, inner = FAMILIES[config.model_type].up, config.intermediate_size
+    up_names, inner = family_of(config).up, config.intermediate_size
     products: Shapes = {f"mlp.{name}": (2 * inner // len(up_names), hidden) for name in up_names}
     return _linear(config, {**products, "mlp.down_proj": (hidden, inner)})
 
 
 def _linear(config: PreTrainedConfig, products: Shapes) -> Shapes:
     """The weights and biases of products of a layer."""
-    family = FAMILIES[config.model_type]
+    family = family_of(config)
     weights: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
     return weights | {f"{name}.bias": products[name][:1] for name in products if family.has_bias(config, name)}
 
@@ -166,7 +166,7 @@ class StoredWeights(Mapping[str, Weight]):
             of_ours: the files were written by `converted`, so that as stored some may be quantized.
         """
         stored = cls(shapes(config), dtype, device)
-        gpt2 = config.model_type == "gpt2"
+        gpt2 = family_of(config).layout == "gpt2"
         prefix, table = ("transformer.", "transformer.wte.weight") if gpt2 else ("model.", "model.embed_tokens.weight")
         known = {**stored.shapes, HEAD: stored.shapes[table]}
         experts: dict[str, JointExperts] = {}

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from specdemo.engines.choose import engine_of, is_exact, runner_maker
-from specdemo.engines.families import FAMILIES
+from specdemo.engines.choose import engine_of, is_exact, runner_maker, runner_of_weights
+from specdemo.engines.families import FAMILIES, Family
 from specdemo.engines.ropes import rotation_bytes
 from specdemo.errors import BadInput
 from specdemo.models.weight_types import check_dtype, check_quantizes
-from specdemo.models.weights import shapes
+from specdemo.models.weights import StoredWeights, shapes
 from specdemo.system.hardware import QUANTIZED
 from tests.harness import models
 from tests.harness.models import choose_engine, config_of, model_of, run_by
@@ -88,9 +89,30 @@ def test_the_weights_of_a_file_are_those_of_transformers(model: PreTrainedModel)
     assert shapes(model.config) == theirs
 
 
+@torch.inference_mode()
+def test_a_family_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A made-up one, whose modules are those of Qwen3: its weights in a file, its passes and its trees."""
+    model, device, ids = model_of("qwen3"), torch.device("cpu"), list(range(1, 10))
+    model.config.model_type = "made_up"
+    wanted = model(torch.tensor([ids])).logits[0, -1:]
+    assert engine_of(model.config, torch.float32, device) == "eager"
+    assert run_by("eager", model, monkeypatch)(16).cannot_branch is not None
+    monkeypatch.setitem(FAMILIES, "made_up", Family(normed_heads="head", branches=True))
+    save_file({name: weight.clone() for name, weight in model.named_parameters()}, tmp_path / "model.safetensors")
+    weights = StoredWeights.of([tmp_path / "model.safetensors"], model.config, torch.float32, device)
+    assert weights is not None
+    assert engine_of(model.config, torch.float32, device) in {"native", "fused"}
+    of_the_file = runner_of_weights(model.config, weights, device, 1)[1](16)
+    for runner in (of_the_file, *(run_by(engine, model, monkeypatch)(16) for engine in ("fused", "eager"))):
+        assert runner.cannot_branch is None
+        torch.testing.assert_close(runner.prefill(ids), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_every_family_has_an_engine_and_a_line_in_the_docs() -> None:
     for name in models.FAMILIES:
         assert engine_of(config_of(name), torch.float32, torch.device("cpu")) in {"native", "fused"}
     lines = re.findall(r"^\| (`.*`) \| native or fused \| (.*) \|$", HOW_IT_WORKS.read_text(encoding="utf-8"), re.M)
     assert all(on_gpu.startswith("graph") for _, on_gpu in lines)
-    assert {kind for kinds, _ in lines for kind in re.findall(r"`(\w+)`", kinds)} == {*FAMILIES, "gpt2"}
+    assert {kind for kinds, _ in lines for kind in re.findall(r"`(\w+)`", kinds)} == {
+        kind for kind, family in FAMILIES.items() if family.layout
+    }

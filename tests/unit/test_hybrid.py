@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from specdemo.engines.families import HYBRIDS, is_hybrid
+from specdemo.engines.families import family_of, is_hybrid
 from specdemo.engines.hybrid import AGAIN
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
@@ -19,7 +19,7 @@ from specdemo.settings import Settings
 from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
-from tests.harness.models import EAGER, model_of, preset_of, run_by, save
+from tests.harness.models import EAGER, config_of, model_of, preset_of, run_by, save
 from tests.harness.texts import generated
 
 from ..sentences import refuses, tells
@@ -27,7 +27,7 @@ from .test_by_name import tokens_of
 from .test_memory import floats
 from .test_runner import fresh
 
-KINDS = [name for name, (kind, _) in EAGER.items() if kind in HYBRIDS]
+KINDS = [name for name in EAGER if family_of(config_of(name)).state]
 EVERYDAY = "qwen3_5", "lfm2", "falcon_h1"
 KINDS_IN_TURN = [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.slow) for kind in KINDS]
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 1, 7, 9, 32, 11, 4, 40, 41, 12, 13, 6, 30]
@@ -159,5 +159,5 @@ def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFa
 
 def test_a_state_inside_a_larger_configuration_is_found() -> None:
     whole = AutoConfig.for_model("qwen3_5")
-    assert whole.model_type not in HYBRIDS
+    assert not family_of(whole).state
     assert is_hybrid(whole)

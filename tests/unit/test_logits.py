@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specdemo.decoding.batch import read_together
 from specdemo.engines.families import FAMILIES as KNOWN
-from specdemo.engines.families import HYBRIDS, knows
+from specdemo.engines.families import knows
 from specdemo.engines.runner import Pass, Runner
 from specdemo.errors import BadInput
 from specdemo.system.hardware import compute_dtype
@@ -45,11 +45,12 @@ TYPES = "float16", "bfloat16", "bfloat16 avx2"  # of weights; on such a CPU bflo
 WAYS = [*((engine, "float32") for engine in ENGINES), *((engine, dtype) for engine in ENGINES[:2] for dtype in TYPES)]
 CASES = [(name, *way) for name in FAMILIES for way in WAYS] + [(name, "eager", "float32") for name in EAGER]
 DEPENDING = "longrope", "longrope, two scales", "dynamic"  # their angles depend on how long a run can get
+STATEFUL = {kind for kind, family in KNOWN.items() if family.state}
 MASKED = {"gpt2", "llama", "qwen2", "qwen3", "smollm3", "mistral"}  # transformers gives all their layers one mask
 
 
 def can_branch(name: str, engine: str) -> bool:
-    if name in DEPENDING or MODELS[name][0] in HYBRIDS:
+    if name in DEPENDING or MODELS[name][0] in STATEFUL:
         return False
     return engine != "eager" or (MODELS[name][0] in MASKED and name != "mistral with a window")
 
@@ -159,10 +160,10 @@ def first_two(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def test_every_family_is_here() -> None:
-    assert {kind for kind, _ in FAMILIES.values()} == {*KNOWN, "gpt2"}
+    assert {kind for kind, _ in FAMILIES.values()} == {kind for kind, family in KNOWN.items() if family.layout}
     assert all(knows(config_of(name)) for name in FAMILIES)
     assert not any(knows(config_of(name)) for name in EAGER)
-    assert {kind for kind, _ in EAGER.values()} >= HYBRIDS
+    assert {kind for kind, _ in EAGER.values()} >= STATEFUL
 
 
 @pytest.mark.sampled(3)

@@ -25,11 +25,12 @@ from specdemo.decoding.acceptance import Answer
 from specdemo.decoding.drafter import Drafter
 from specdemo.drafters.mtp import Mtp
 from specdemo.engines.eager import PreallocatedCache
+from specdemo.engines.families import FAMILIES
 from specdemo.engines.hybrid import HybridRunner
 from specdemo.errors import BadInput
 from specdemo.models.checkpoint import OpenedModel
 from specdemo.models.loaded import load
-from specdemo.models.mtp import APART, ONE_MORE, find_mtp
+from specdemo.models.mtp import find_mtp
 from specdemo.models.store import LoadError
 from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, rule_for, start
@@ -63,6 +64,7 @@ LAYERS = ["linear_attention", "full_attention", "full_attention"]
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 GROUPS = {"n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+APART = {kind for kind, family in FAMILIES.items() if family.mtp == "apart"}
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**LINEAR, "layer_types": LAYERS},
     "qwen3_next": {**LINEAR, **EXPERTS, "layer_types": LAYERS},
@@ -245,7 +247,7 @@ def test_drafts_are_those_of_a_forward_without_a_cache(published: dict[str, Publ
 
 
 def test_every_family_that_is_read_is_tested_here() -> None:
-    assert KINDS.keys() == APART | ONE_MORE
+    assert KINDS.keys() == {kind for kind, family in FAMILIES.items() if family.mtp}
 
 
 # Texts ---------------------------------------------------------------------------------------------------------------
