@@ -71,7 +71,7 @@ def _copy(states: dict[int, Any]) -> dict[int, Any]:
 
 
 class HybridRunner(EagerRunner):
-    """An `EagerRunner` for a model that `families.is_hybrid`.
+    """An `EagerRunner` for a model that `families.is_hybrid` names.
 
     The states are copied where the text is settled: after the prompt, and after the tokens that a rollback keeps. If
     tokens were forgotten since then, the next pass begins at the copy and reads again the kept tokens after it.
@@ -99,8 +99,8 @@ class HybridRunner(EagerRunner):
         super().rollback(length)
         self._settled = True
 
-    def _pass(self, ids: Sequence[int] | Tensor, **options: Any) -> Any:
-        start, begin, end = self._start, self._start, self._start + len(ids)
+    def _pass(self, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
+        begin, end = start, start + len(ids)
         self._text[start:end] = to_device(ids, self._reads_on)
         if start < self._reached:
             begin = self._go_back(start)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from ctypes import CDLL, c_int, c_size_t, c_void_p
 from functools import cached_property
 from itertools import groupby
 from math import prod
@@ -18,7 +20,6 @@ from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, ROUTER, family_of, head
 from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
-from ..system.mapped import let_go
 from ..system.weight_map import files_in
 from .experts import JointExperts, joint_name
 from .source import weights_file
@@ -252,12 +253,26 @@ class StoredWeights(Mapping[str, Weight]):
         for file, there in self._files.values():
             if not isinstance(file, JointExperts):
                 for tensor in map(file.get_tensor, there):  # a part of the file
-                    let_go(tensor.data_ptr(), tensor.nbytes)
+                    give_back(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def placement(self) -> dict[str, int]:
         """Bytes on each device."""
         return {str(self.device): self.nbytes}
+
+
+def give_back(address: int, size: int) -> None:
+    """Give back the whole pages of `size` bytes of a file that is mapped into memory, where this can be done.
+
+    They are read again when they are next needed. The bytes must not have been written in memory.
+    """
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end:
+        advise = CDLL(None).madvise
+        advise.argtypes = [c_void_p, c_size_t, c_int]
+        advise(begin, end - begin, mmap.MADV_DONTNEED)
 
 
 def _are_equal(a: Weight, b: Weight) -> bool:

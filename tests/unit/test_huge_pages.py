@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specdemo.engines.cpu.huge_pages import CHUNK, LINE, HugePages
-from specdemo.system.mapped import let_go
+from specdemo.models.weights import give_back
 
 from ..sentences import refuses
 
@@ -103,7 +103,7 @@ def test_pages_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:
     mapped = torch.from_file(str(tmp_path / "file"), size=size, dtype=torch.uint8)
     total = int(mapped.sum())
     before = psutil.Process().memory_info().shared
-    let_go(mapped.data_ptr() + 1, mapped.nbytes - 1)  # whole pages only
+    give_back(mapped.data_ptr() + 1, mapped.nbytes - 1)  # whole pages only
     assert before - psutil.Process().memory_info().shared > 0.9 * size
     assert int(mapped.sum()) == total == 10 * size // 4
 
