@@ -40,7 +40,7 @@ class EagerRunner(Runner):
         self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
-        self._captured: list[Module] = []
+        self._layers: list[Module] = []
         self._cache_as = cache_argument(type(model))
         self._takes_positions = "position_ids" in signature(model.forward).parameters
 
@@ -60,7 +60,7 @@ class EagerRunner(Runner):
         return None
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self._captured = layers_at(self.model, layers)  # an error must come before the run begins
+        self._layers = layers_at(self.model, layers)  # an error must come before the run begins
         super().capture_hidden_states(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -91,10 +91,10 @@ class EagerRunner(Runner):
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None, logits_to_keep: int) -> Tensor:
         self.check_fits(len(ids))
         self._start = self.length
-        listening: Any = outputs_of(self._captured) if self._captured else nullcontext()
+        listening: Any = outputs_of(self._layers) if self._layers else nullcontext()
         with listening as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
-            logits = self._pass(ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
+            logits = self._pass(ids, logits_to_keep=logits_to_keep, **how).logits[0]
         logits = for_sampling(logits[-logits_to_keep:])  # some models return those of all rows
         if len(logits) != (logits_to_keep or len(ids)):
             raise BadInput(
@@ -103,8 +103,8 @@ class EagerRunner(Runner):
             )
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
-        if self._captured:
-            states = [for_sampling(outputs[layer][0, -len(ids) :]).to(self.device) for layer in self._captured]
+        if self._layers:
+            states = [for_sampling(outputs[layer][0, -len(ids) :]).to(self.device) for layer in self._layers]
             self.hidden_states = torch.cat(states, -1)
         return logits
 
@@ -115,7 +115,8 @@ class EagerRunner(Runner):
         mask = mask_of(parents, start, model.dtype, model.device)
         return {"position_ids": positions[None], "attention_mask": mask[None, None]}
 
-    def _pass(self, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
+    def _pass(self, ids: Sequence[int] | Tensor, **options: Any) -> Any:
+        start = self._start
         assert self._cache is not None, "prefill comes first"
         self._cache.seek(start)
         input_ids = to_device(ids, self._reads_on)[None]  # [1, T]

@@ -99,8 +99,8 @@ class HybridRunner(EagerRunner):
         super().rollback(length)
         self._settled = True
 
-    def _pass(self, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
-        begin, end = start, start + len(ids)
+    def _pass(self, ids: Sequence[int] | Tensor, **options: Any) -> Any:
+        start, begin, end = self._start, self._start, self._start + len(ids)
         self._text[start:end] = to_device(ids, self._reads_on)
         if start < self._reached:
             begin = self._go_back(start)
