@@ -173,7 +173,7 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
         return made
 
     monkeypatch.setattr(gpu_passes, "captured", captured)
-    monkeypatch.setattr(gpu_passes, "ops_for", lambda model: kernels)
+    monkeypatch.setattr(gpu_passes, "ops_for", lambda width, device: kernels)
     found = measured()
     models = "the target", "tinier", "the draft model", "a small target", "the made target", "its draft model"
     slots = [f"a slot of {model}, as fast as can be" for model in models]
