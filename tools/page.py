@@ -54,8 +54,9 @@ from specdemo.cli.options import (
 from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.racing.provenance import provenance
-from specdemo.racing.race import PLAIN, SPECULATIVE, race
+from specdemo.racing.race import race
 from specdemo.racing.stats import Stats
+from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import Settings
 from specdemo.studies.statistics import Spread
 from specdemo.system.imports import import_quickly

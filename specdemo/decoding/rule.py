@@ -136,7 +136,7 @@ class Rule:
             logits: the target's after each row of the pass, [k + 1, V].
             position: of the first drafted token.
         Raises:
-            NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
+            NotFinite: a probability that the answer holds is of logits that were not finite.
         """
         raise NotImplementedError
 
@@ -272,4 +272,5 @@ def drafted_probs(target_probs: Tensor, x: Tensor, rows: Tensor | None) -> Tenso
 
 def parent_rows(draft: Draft, device: torch.device) -> Tensor | None:
     """See `drafted_probs`."""
-    return to_device([parent + 1 for parent in draft.parents], device) if draft.tree else None
+    parents = draft.row_parents
+    return None if parents is None else to_device(parents[1:], device)

@@ -106,6 +106,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
 ROPES = {"default", "linear", "llama3", "yarn", "longrope"}  # all but those with other angles at every length
 ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}  # see `layout`
+DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
 
 
 def family_of(config: PreTrainedConfig) -> Family:
@@ -241,9 +242,6 @@ def has_ropes_by_kind(config: PreTrainedConfig) -> bool:
 def has_growing_queries(config: PreTrainedConfig) -> bool:
     """Whether rotated queries are multiplied by a number that grows with their position, see `ropes.Rope`."""
     return family_of(config).growing_queries and bool(rope_of(config).get("llama_4_scaling_beta"))
-
-
-DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
 
 
 def has_equal_factors(config: PreTrainedConfig) -> bool:

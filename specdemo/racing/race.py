@@ -22,7 +22,7 @@ from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
-from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
+from .asked import PLAIN, DraftedLane, lanes_by_name
 from .lanes import Lane, LaneText, StopStrings, race_lanes
 from .trace import Entry
 

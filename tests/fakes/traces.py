@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import Entry, Request, read_trace, write_trace
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, Request, read_trace, write_trace
 from specdemo.settings import Settings
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX
 

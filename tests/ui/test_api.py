@@ -11,7 +11,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.ui.race.run import RaceRun
 
 from ..fakes.engine import PRESETS, Script

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Error
 
 from specdemo.errors import BadInput
-from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.studies.tables import text_table
 from tests.harness.classes import Stats
 from tools import page as bench_page

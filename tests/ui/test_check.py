@@ -20,8 +20,7 @@ from specdemo.models.presets import read_preset
 from specdemo.models.sources import Folder, Hub
 from specdemo.racing.asked import Request
 from specdemo.racing.compare import other_draws
-from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import read_trace
+from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace
 from specdemo.servers.address import Address
 from specdemo.servers.race import TURNS
 from specdemo.settings import Settings

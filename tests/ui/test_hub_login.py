@@ -19,7 +19,7 @@ from specdemo.models.hub_token import asking_with, hub_token, login_is_offered
 from specdemo.models.presets import load_presets
 from specdemo.models.source import Hub
 from specdemo.models.store import LoadError, ignore
-from specdemo.racing.race import PLAIN
+from specdemo.racing.trace import PLAIN
 from specdemo.ui import hub_login
 from specdemo.ui.page import build_page
 from tests.harness.ui_classes import Runs

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from specdemo.models.sources import Folder
-from specdemo.racing.race import PLAIN
-from specdemo.racing.trace import Entry
+from specdemo.racing.trace import PLAIN, Entry
 from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.errors import BadInput
-from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import Entry, Request
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, Request
 from specdemo.settings import Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.race.colours import row_of

@@ -27,8 +27,7 @@ from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from specdemo import race
 from specdemo.models.presets import load_prompts
-from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import Entry, trace_lines
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, trace_lines
 from specdemo.studies.lab import STUDIES
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble

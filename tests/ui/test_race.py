@@ -21,10 +21,9 @@ from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
 from specdemo.racing.lanes import LaneText
-from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import speed_up
 from specdemo.racing.summary import CAUSES
-from specdemo.racing.trace import Entry, read_trace
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace
 from specdemo.racing.verdict import numbers
 from specdemo.settings import AUTO
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind

@@ -26,8 +26,16 @@ from starlette.requests import Request as Asked
 
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
-from specdemo.racing.race import PLAIN, SPECULATIVE
-from specdemo.racing.trace import Candidate, Entry, Request, TokenProbabilities, read_trace, write_trace
+from specdemo.racing.trace import (
+    PLAIN,
+    SPECULATIVE,
+    Candidate,
+    Entry,
+    Request,
+    TokenProbabilities,
+    read_trace,
+    write_trace,
+)
 from specdemo.settings import REJECTION, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.colours import row_of

@@ -11,8 +11,9 @@ from specdemo.decoding.events import Prefilled, Round
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, badge, compare, is_exact, other_draws
-from specdemo.racing.race import PLAIN, SPECULATIVE, race
+from specdemo.racing.race import race
 from specdemo.racing.summary import head_doubt, summary
+from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, MATCH, MAX_K, MAX_NODES, RULES, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.classes import Stats

@@ -13,7 +13,8 @@ from specdemo.decoding.events import Distributions, Round, emitted_tokens
 from specdemo.decoding.noise import key_of, uniforms
 from specdemo.racing.lanes import LaneText
 from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
-from specdemo.racing.race import PLAIN, SPECULATIVE, race
+from specdemo.racing.race import race
+from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import REJECTION, RULES, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from tests.harness.doubles import PROMPT, VOCAB, byte_tokenizer, letters_tokenizer, random_table

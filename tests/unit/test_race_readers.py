@@ -19,9 +19,9 @@ from specdemo.racing.again import again, differences
 from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.batch import by_passes, entries_of, race_asked
 from specdemo.racing.figures import noise
-from specdemo.racing.race import PLAIN, SPECULATIVE, start
+from specdemo.racing.race import start
 from specdemo.racing.summary import outcome_of, trace_header
-from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
 from specdemo.racing.verdict import NOTHING, judge_readers
 from specdemo.settings import AUTO, MATCH, REJECTION, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind

@@ -17,9 +17,9 @@ from specdemo.decoding.loop import Form
 from specdemo.errors import BadInput
 from specdemo.racing.again import again, differences, other_environment
 from specdemo.racing.asked import Request
-from specdemo.racing.race import PLAIN, SPECULATIVE, race
+from specdemo.racing.race import race
 from specdemo.racing.summary import trace_header
-from specdemo.racing.trace import Entry, read_trace, request_of, write_trace
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.toys import DRAFTER_NAMES
