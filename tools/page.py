@@ -37,8 +37,6 @@ import typer
 from tqdm import tqdm
 from typer import Option
 
-from specdemo.bench.rows import Row, command
-from specdemo.bench.turns import in_turns, ratio
 from specdemo.cli.main import main
 from specdemo.cli.options import (
     AnyK,
@@ -60,6 +58,8 @@ from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import Settings
 from specdemo.studies.statistics import Spread
 from specdemo.system.imports import import_quickly
+from tools.bench.rows import Row, command
+from tools.bench.turns import in_turns, ratio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

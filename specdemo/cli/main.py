@@ -22,7 +22,6 @@ from ..racing.memory import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
 from ..tokens import TokenKind
-from .bench import app as bench_app
 from .check import check
 from .export import export
 from .lab import app as lab_app
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
 app.command()(check)
 app.command("doctor", hidden=True)(check)  # its older name

@@ -1,4 +1,4 @@
-"""The measured results of a preset's drafters. `bench drafters` writes them, and the drafter menu shows them."""
+"""The measured results of a preset's drafters. `tools.bench drafters` writes them, and the drafter menu shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_results(path: Path) -> Mapping[str, Any] | None:
             describe_results(results, drafter)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(
-            f"{path.name} does not hold the results of `bench drafters`. Remove it or measure again."
+            f"{path.name} does not hold the results of `python -m tools.bench drafters`. Remove it or measure again."
         ) from error
     return results
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdemo.bench.models import Pair, captured, first_layers
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.captured_trees import Growth
@@ -19,6 +18,7 @@ from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.passes import alone
 from specdemo.tokens import Draft
 from tests.harness.classes import FusedModel
+from tools.bench.models import Pair, captured, first_layers
 
 VOCAB = 512
 EXACT, ROUGH = 1e-4, 2e-2  # the largest relative errors: in float32, in 16 bits

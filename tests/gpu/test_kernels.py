@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.bench import models
 from specdemo.engines import ops
 from specdemo.engines.choose import OLDEST
 from specdemo.engines.gpu import graph
 from specdemo.engines.layout import Linear, Norm, Router
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from tests.harness.classes import FusedModel
+from tools.bench import models
 
 from .helpers import EXACT, ROUGH, relative_error, tiny
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.bench import models
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.engines import ops
+from tools.bench import models
 
 from . import helpers, test_kernels, test_passes, test_texts, test_waits
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdemo.bench.models import WITH_HEADS, capture_for, captured, random_head
 from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
@@ -21,6 +20,7 @@ from specdemo.engines.runner import Runner
 from specdemo.errors import BadInput
 from specdemo.settings import MAX_K
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
+from tools.bench.models import WITH_HEADS, capture_for, captured, random_head
 
 from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.bench.models import WITH_HEADS, capture_for, random_head
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.heads.ready import HeadSlots
 from specdemo.engines.gpu.capture import CapturedFunctions
@@ -17,6 +16,7 @@ from specdemo.settings import MAX_NODES, Settings
 from specdemo.tokens import Draft
 from tests.harness.classes import GraphRunner
 from tests.harness.doubles import accepting, proposed
+from tools.bench.models import WITH_HEADS, capture_for, random_head
 
 from .helpers import ByTable, graphs_of, tiny, tree_of_host
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.bench.models import WITH_HEADS, Pair, capture_for, random_head
 from specdemo.decoding.batch import decode
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
@@ -24,6 +23,7 @@ from specdemo.engines.runner import Runner
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, REJECTION, Settings
 from tests.harness.classes import GraphRunner, HeadDrafter
+from tools.bench.models import WITH_HEADS, Pair, capture_for, random_head
 
 from .helpers import Copying, pair_of, tiny
 

@@ -14,8 +14,19 @@ import pytest
 import torch
 import typer
 
-from specdemo.bench import hf, roofline
-from specdemo.bench.cases import (
+from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.drafters import names
+from specdemo.errors import BadInput
+from specdemo.models.results import describe_results
+from specdemo.racing.race import start
+from specdemo.settings import AUTO, MATCH, Settings
+from specdemo.studies.prompts import Prompt
+from specdemo.studies.tables import write_json
+from tests.harness.classes import Loaded
+from tests.harness.models import tiny
+from tools.bench import hf, roofline
+from tools.bench.__main__ import keep
+from tools.bench.cases import (
     ALONE,
     ASSISTED,
     HF,
@@ -28,23 +39,12 @@ from specdemo.bench.cases import (
     cases_of_ours,
     cases_of_theirs,
 )
-from specdemo.bench.cases import theirs as methods_of
-from specdemo.bench.models import bytes_read, random_model
-from specdemo.bench.results import drafters_markdown, markdown, overall_rows, read_record, record, table, trees_markdown
-from specdemo.bench.rows import Row, drafter_rows, made_by, tree_rows
-from specdemo.bench.throughput import bench
-from specdemo.bench.turns import in_turns
-from specdemo.cli.bench import keep
-from specdemo.decoding.events import Event, emitted_tokens
-from specdemo.drafters import names
-from specdemo.errors import BadInput
-from specdemo.models.results import describe_results
-from specdemo.racing.race import start
-from specdemo.settings import AUTO, MATCH, Settings
-from specdemo.studies.prompts import Prompt
-from specdemo.studies.tables import write_json
-from tests.harness.classes import Loaded
-from tests.harness.models import tiny
+from tools.bench.cases import theirs as methods_of
+from tools.bench.models import bytes_read, random_model
+from tools.bench.results import drafters_markdown, markdown, overall_rows, read_record, record, table, trees_markdown
+from tools.bench.rows import Row, drafter_rows, made_by, tree_rows
+from tools.bench.throughput import bench
+from tools.bench.turns import in_turns
 
 from ..sentences import refuses, tells
 
@@ -171,7 +171,7 @@ def kept(outcome: dict[str, Any], tmp_path: Path) -> Path:
 def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any], kept: Path) -> None:
     facts, runs = read_record(kept)
     assert {"cpu", "dtype", "torch", "transformers", "commit"} <= facts["environment"].keys()
-    assert facts["command"].startswith("python -m specdemo")
+    assert facts["command"].startswith("python -m tools.bench")
     assert len(runs) == len(outcome["runs"])
     assert "token_ids" not in kept.read_text()
     assert max(map(len, kept.read_text().splitlines())) < 2000
@@ -213,7 +213,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int = 0) -> None:
         self.begun, self.steps, self.last = list[tuple[Any, int]](), list[tuple[Any, int]](), last
-        monkeypatch.setattr("specdemo.bench.throughput.start", self)
+        monkeypatch.setattr("tools.bench.throughput.start", self)
 
     def __call__(self, loaded: Loaded, drafter: str, prompt_ids: Any, settings: Settings) -> Iterator[Event]:
         k = 0 if drafter == "none" else settings.k
@@ -267,7 +267,7 @@ def test_only_the_answers_to_the_prompts_before_are_remembered(
         began.append([*map(len, loaded.parts.remembered)])
         return start(loaded, drafter, prompt_ids, settings)
 
-    monkeypatch.setattr("specdemo.bench.throughput.start", starting)
+    monkeypatch.setattr("tools.bench.throughput.start", starting)
     cases = [ALONE, *cases_of_ours(loaded, "suffix", [2, 3], [MATCH])]
     prompts = [*PROMPTS, Prompt("c", "easy", "four five six")]
     runs = bench(loaded, prompts, cases, TEMPERATURES, 5, 2, in_turn, remember=True)["runs"]

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 
-from specdemo.bench.results import drafters_markdown, markdown, overall_rows, read_record, trees_markdown
-from specdemo.bench.rows import Row, command, summarise
-from specdemo.bench.turns import in_turns
 from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
+from tools.bench.__main__ import app
+from tools.bench.results import drafters_markdown, markdown, overall_rows, read_record, trees_markdown
+from tools.bench.rows import Row, summarise
+from tools.bench.rows import command as command_line
+from tools.bench.turns import in_turns
 
-from ..sentences import refuses
+from ..conftest import Command
+from ..sentences import refuses, tells
 
 
 def run(
@@ -78,8 +81,24 @@ def test_each_turn_begins_with_another_work() -> None:
 
 
 def test_a_command_is_told_without_the_file_that_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["x", "bench", "--json", "a.json", "-k", "2,auto", "--json=b", "--shapes", ""])
-    assert command() == "python -m specdemo bench -k 2,auto --shapes ''"
+    monkeypatch.setattr("sys.argv", ["x", "--json", "a.json", "-k", "2,auto", "--json=b", "--shapes", ""])
+    assert command_line() == "python -m tools.bench -k 2,auto --shapes ''"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--json", "/"], "/ written."),
+        (["--each", "-1"], "--each"),
+        (["roofline", "--context", "0"], "'--context': 1"),
+        (["roofline", "--preset", "nanogpt-shakespeare", "--context", "5000"], "256"),
+        (["gpu", "--tiny", "--only", "speed"], "part 'speed'"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(command: Command, words: list[str], named: str) -> None:
+    status, out, err = command(*words, app=app)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert tells(err, named)
 
 
 # Files of prompts ------------------------------------------------------------------------------------------
@@ -142,7 +161,7 @@ def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
     given = set()
     for path in sorted(folder.glob("*.json")):
         whole = json.loads(path.read_text(encoding="utf-8"))
-        assert whole["command"].startswith("python -m specdemo "), path
+        assert re.match(r"python -m (?:specdemo|tools\.\w+)\b", whole["command"]), path
         assert {"cpu", "cores", "torch", "transformers", "commit"} <= whole["environment"].keys(), path
         if "trees" in whole:
             lines = trees_markdown([spreads(row) for row in whole["trees"]])

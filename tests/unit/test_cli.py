@@ -184,7 +184,7 @@ def test_what_the_trace_says_cannot_be_asked_for_as_well(command, tmp_path: Path
 
 
 def test_without_a_command_it_tells_what_there_is(command):
-    for words in ([], ["bench"], ["lab"]):
+    for words in ([], ["lab"]):
         status, out, err = command(*words)
         assert (status, out) == (2, "")
         assert err.startswith("Usage: specdemo")
@@ -231,10 +231,6 @@ def test_an_exact_tie_is_told_as_one():
         (["dance"], "dance"),
         (["record", "--prompt", "Hi", "--out", "/no/such/folder/trace.jsonl"], "/no/such/folder"),
         (["record", "--prompt", "Hi", "--out", "/"], "/ written."),
-        (["bench", "--json", "/"], "/ written."),
-        (["bench", "--each", "-1"], "--each"),
-        (["bench", "roofline", "--context", "0"], "'--context': 1"),
-        (["bench", "roofline", "--preset", "nanogpt-shakespeare", "--context", "5000"], "256"),
         (["lab", "profile", "--csv", "/no/such/folder/profile.csv"], "/no/such/folder"),
         (["lab", "theory"], "--draft-ms"),
         (["lab", "theory", "--draft-ms", "1"], "--target-ms"),
@@ -256,7 +252,6 @@ def test_an_exact_tie_is_told_as_one():
         (["lab", "lossless", "--limit", "-1"], "limit"),
         (["lab", "dance"], "dance"),
         (["train", "export", "--kind", "eagle", "--help"], "tools.train`"),
-        (["bench", "page", "--repeats", "2"], "tools.page`"),
         (["export", "--kind", "whole", "--out", "a"], "'whole'. eagle, block, medusa"),
         (["export", "--kind", "eagle", "--out", "a", "--format", "b"], "'b'"),
     ],

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from specdemo.bench.throughput import read
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.racing.asked import DraftedLane
@@ -20,6 +19,7 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.sweep import Sweep
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
+from tools.bench.throughput import read
 
 from ..conftest import Command
 from ..sentences import refuses, tells

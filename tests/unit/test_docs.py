@@ -12,14 +12,15 @@ import typer.main
 
 from specdemo.cli.main import app
 from tools import page
+from tools.bench.__main__ import app as bench_app
 from tools.train.__main__ import app as train_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"\b(?:specdemo|tools|presets|tests|docs)/[\w./*-]*\w")
-COMMAND = re.compile(r"python -m ((?:specdemo|tools\.(?:train|page))\b(?: [^\n`]*)?)")
-APPS = {"specdemo": app, "tools.train": train_app, "tools.page": page.app}
+COMMAND = re.compile(r"python -m ((?:specdemo|tools\.(?:bench|train|page))\b(?: [^\n`]*)?)")
+APPS = {"specdemo": app, "tools.bench": bench_app, "tools.train": train_app, "tools.page": page.app}
 COMMANDS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS.items()}
 
 
@@ -82,18 +83,19 @@ def test_every_command_line_parses(line: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("race --prmpt a", "No such option"),
-        ("lab nothing", "No such command"),
-        ("bench --each 1 nothing", "No such command"),
-        ("lab theory --alpha much", "valid number"),
-        ("race --prompt", "requires an argument"),
-        ("record --prompt a", "Missing parameter"),
-        ("train data --tokens 1", "has moved"),
+        ("specdemo race --prmpt a", "No such option"),
+        ("specdemo lab nothing", "No such command"),
+        ("specdemo bench", "No such command"),
+        ("tools.bench --each 1 nothing", "No such command"),
+        ("specdemo lab theory --alpha much", "valid number"),
+        ("specdemo race --prompt", "requires an argument"),
+        ("specdemo record --prompt a", "Missing parameter"),
+        ("specdemo train data --tokens 1", "has moved"),
     ],
 )
 def test_a_command_line_that_is_wrong_is_found(wrong: str, words: str) -> None:
     with pytest.raises(Exception, match=words):
-        parse(f"specdemo {wrong}")
+        parse(wrong)
 
 
 def test_the_docs_tell_many_command_lines() -> None:

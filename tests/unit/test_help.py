@@ -10,6 +10,7 @@ import typer.main
 
 from specdemo.cli.main import app
 from tools import page
+from tools.bench.__main__ import app as bench_app
 from tools.train.__main__ import app as train_app
 
 KEPT = Path(__file__).with_name("help.txt")
@@ -35,7 +36,7 @@ def helps(command: Any, name: str, above: Any = None) -> Iterator[str]:
 
 
 def every_help() -> str:
-    apps = {"specdemo": app, "tools.train": train_app, "tools.page": page.app}
+    apps = {"specdemo": app, "tools.bench": bench_app, "tools.train": train_app, "tools.page": page.app}
     return "\n".join(help for name, one in apps.items() for help in helps(typer.main.get_command(one), name))
 
 

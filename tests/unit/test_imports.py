@@ -30,7 +30,7 @@ WITHOUT_TORCH = {
     "help": "from specdemo.cli.main import app; app(['--help'], standalone_mode=False)",
     "help of a group": "from specdemo.cli.main import app; app(['lab', '--help'], standalone_mode=False)",
     "presets": "from specdemo.cli.main import app; app(['presets'], standalone_mode=False)",
-    "table of a bench": "import specdemo.bench.results",
+    "table of a bench": "import tools.bench.results",
     "specdemo itself": "import specdemo; assert not {'gradio', 'numpy', 'typer'} & {*sys.modules}",
     "a race from Python": "from specdemo import race; assert 'gradio' not in sys.modules",
     "reading presets": "from specdemo.models.presets import load_presets; assert load_presets()[0]",

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.bench.gpu_passes import parts
 from specdemo.decoding.batch import read_together
 from specdemo.engines import choose
 from specdemo.engines.gpu import graph
@@ -24,6 +23,7 @@ from specdemo.settings import MAX_K, MAX_NODES
 from specdemo.system.progress import attended
 from tests.harness.classes import FusedModel, GraphRunner
 from tests.harness.engines import recorded, tiny_model
+from tools.bench.gpu_passes import parts
 
 from ..sentences import tells
 

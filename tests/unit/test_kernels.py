@@ -68,7 +68,7 @@ for nodes, width, rows, stop, spread in (
 """
 PASSED = """
 import torch
-from specdemo.bench import models
+from tools.bench import models
 from specdemo.engines.gpu import graph, kernels, products
 from specdemo.engines.linear import Linear
 from tests.gpu import test_kernels, test_passes
@@ -89,7 +89,7 @@ for family in ("qwen3", "gpt2"):
 """
 EXPERTS = """
 from specdemo.engines.layout import FusedModel
-from specdemo.bench.models import captured
+from tools.bench.models import captured
 test_kernels.check_choices(kernels, cpu)
 for family in test_passes.WITH_EXPERTS:
     test_passes.test_logits_are_those_of_transformers(cpu, family, None)
@@ -164,7 +164,7 @@ assert tiles == {(16, 8), (32, 8), (16, 32), (32, 32)}
 """
 PASSED_TREES = """
 import torch
-from specdemo.bench.models import captured
+from tools.bench.models import captured
 from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
@@ -181,7 +181,7 @@ for family in ("qwen3", "gemma2"):
 """
 WITH_EXPERTS = """
 import torch
-from specdemo.bench.models import captured
+from tools.bench.models import captured
 from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
@@ -206,7 +206,7 @@ assert torch.equal(runner.forward([9, 2]), together)
 """
 SEVERAL = """
 import torch
-from specdemo.bench.models import captured
+from tools.bench.models import captured
 from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel

@@ -11,10 +11,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specdemo.bench import llamacpp
-from specdemo.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_theirs, theirs
-from specdemo.bench.llamacpp import Server, answered
-from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
@@ -33,6 +29,10 @@ from specdemo.studies.perplexity import logits_of, loss_of, losses_of_llamacpp
 from specdemo.studies.prompts import Prompt
 from tests.harness.classes import Loaded
 from tests.harness.files import write_gguf
+from tools.bench import llamacpp
+from tools.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_theirs, theirs
+from tools.bench.llamacpp import Server, answered
+from tools.bench.throughput import bench
 
 from ..fakes.server import FakeServer, json_answer, llamacpp_answers, serving
 from ..sentences import refuses, tells

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdemo.bench.cases import has_gguf
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.package_index import PartWheel
@@ -23,6 +22,7 @@ from tests.harness.classes import Stats
 from tests.harness.doubles import ids_of
 from tests.harness.files import make_tokenizer, sha256, write_archive, write_gguf
 from tests.harness.models import preset_of, save, tiny
+from tools.bench.cases import has_gguf
 
 from ..sentences import refuses, tells
 from .test_converted import only_this_index, without_pip

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specdemo.cli.bench import HELD_OUT
 from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters.names import drafter_class
 from specdemo.errors import BadInput
@@ -16,6 +15,7 @@ from specdemo.models.results import read_results, results_path
 from specdemo.models.sources import Folder, Hub, Wheel
 from specdemo.settings import AUTO, Settings
 from specdemo.studies.prompts import read_prompts
+from tools.bench.__main__ import HELD_OUT
 
 from ..sentences import gist, refuses, tells
 

@@ -17,17 +17,18 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from ..racing.asked import PLAIN, SPECULATIVE
-from ..racing.provenance import provenance
-from ..racing.stats import Pace
-from ..settings import AUTO, MATCH
-from ..studies.prompts import ALL
-from ..studies.statistics import geometric_mean, log_means
-from ..studies.tables import grouped
+from specdemo.racing.asked import PLAIN, SPECULATIVE
+from specdemo.racing.provenance import provenance
+from specdemo.racing.stats import Pace
+from specdemo.settings import AUTO, MATCH
+from specdemo.studies.prompts import ALL
+from specdemo.studies.statistics import geometric_mean, log_means
+from specdemo.studies.tables import grouped
+
 from .cases import HF, LLAMA, OURS, TREE
 
 if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+    from specdemo.models.loaded import Loaded
 
 Row = dict[str, Any]
 Runs = Sequence[Row]
@@ -44,14 +45,14 @@ text_key = itemgetter("prompt_id", "temperature", "repeat")  # runs with the sam
 speed = itemgetter("tokens_per_second")
 
 
-def command(module: str = "specdemo") -> str:
+def command(module: str = "tools.bench") -> str:
     """The command line that makes this measurement again, without where its file went."""
     words = iter(sys.argv[1:])
     kept = [word for word in words if not (word == "--json" and next(words, ""))]
     return shlex.join(["python", "-m", module, *(word for word in kept if not word.startswith("--json="))])
 
 
-def made_by(loaded: Loaded, module: str = "specdemo") -> Row:
+def made_by(loaded: Loaded, module: str = "tools.bench") -> Row:
     """What the rows of a bench were made by: the command, the machine and its versions, the commit, the weights."""
     return {"command": command(module), **provenance(loaded)}
 

@@ -25,22 +25,23 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config
 
-from ..decoding.events import Event, Round
-from ..decoding.rule import Match
-from ..drafters.names import DRAFTERS, drafter_class
-from ..drafters.none import NoDrafter
-from ..engines.gpu.graph import GraphRunner
-from ..engines.layout import FusedModel
-from ..models.loaded import load
-from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
-from ..racing.provenance import commit
-from ..racing.race import start
-from ..settings import AUTO, MATCH, MAX_NODES, Settings
-from ..studies.prompts import read_prompts, some
-from ..studies.readers import ALONE as WITHOUT
-from ..studies.readers import decode_group, group_of, summarise
-from ..studies.tables import format_value, text_table
-from ..system.hardware import device_name
+from specdemo.decoding.events import Event, Round
+from specdemo.decoding.rule import Match
+from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.drafters.none import NoDrafter
+from specdemo.engines.gpu.graph import GraphRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.models.loaded import load
+from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
+from specdemo.racing.provenance import commit
+from specdemo.racing.race import start
+from specdemo.settings import AUTO, MATCH, MAX_NODES, Settings
+from specdemo.studies.prompts import read_prompts, some
+from specdemo.studies.readers import ALONE as WITHOUT
+from specdemo.studies.readers import decode_group, group_of, summarise
+from specdemo.studies.tables import format_value, text_table
+from specdemo.system.hardware import device_name
+
 from .cases import ALONE, TREE, cases_of_ours
 from .gpu_pair import made_pair
 from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots, smaller_passes

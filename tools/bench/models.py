@@ -13,29 +13,29 @@ from torch.nn import ModuleList
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
-from ..decoding.adaptive_k import DraftLengthController
-from ..decoding.batch import decode
-from ..decoding.costs import CostModel
-from ..decoding.drafter import Drafter
-from ..decoding.events import Event
-from ..decoding.loop import Decoding
-from ..decoding.rule import Rule
-from ..drafters.draft_model import DraftModel
-from ..drafters.heads.block import Block
-from ..drafters.heads.drafter import HeadDrafter
-from ..drafters.heads.eagle import Eagle
-from ..drafters.heads.ready import HeadSlots, ReadyHead
-from ..drafters.heads.shapes import HeadShape
-from ..engines.choose import ops_for
-from ..engines.families import head_width
-from ..engines.gpu.capture import Capture, CudaCapture
-from ..engines.gpu.graph import GraphRunner, Graphs
-from ..engines.layout import FusedModel
-from ..engines.named_weights import embeddings
-from ..engines.rows import MOST_ROWS
-from ..racing.race import rule_for
-from ..settings import AUTO, Settings
-from ..system.hardware import compute_dtype
+from specdemo.decoding.adaptive_k import DraftLengthController
+from specdemo.decoding.batch import decode
+from specdemo.decoding.costs import CostModel
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.events import Event
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rule import Rule
+from specdemo.drafters.draft_model import DraftModel
+from specdemo.drafters.heads.block import Block
+from specdemo.drafters.heads.drafter import HeadDrafter
+from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.ready import HeadSlots, ReadyHead
+from specdemo.drafters.heads.shapes import HeadShape
+from specdemo.engines.choose import ops_for
+from specdemo.engines.families import head_width
+from specdemo.engines.gpu.capture import Capture, CudaCapture
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.named_weights import embeddings
+from specdemo.engines.rows import MOST_ROWS
+from specdemo.racing.race import rule_for
+from specdemo.settings import AUTO, Settings
+from specdemo.system.hardware import compute_dtype
 
 WITH_HEADS: dict[str, type[HeadDrafter]] = {"eagle": Eagle, "block": Block}
 DRAFT_VOCAB = 8192  # tokens, as many as the largest shipped head knows

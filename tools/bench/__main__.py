@@ -1,4 +1,4 @@
-"""`python -m specdemo bench ...`: measurements."""
+"""`python -m tools.bench ...`: the measurements that made the tables of the docs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ import typer
 from tqdm import tqdm
 from typer import Argument, Option
 
-from ..errors import BadInput
-from ..models.presets import PRESETS
-from ..models.results import joined, read_results, results_path
-from ..settings import AUTO, MATCH, MAX_K, Settings, one_of, read_k
-from ..studies.prompts import read_prompts, some
-from ..studies.study import PROMPT_FILES
-from ..system.imports import import_quickly
-from .models import Models
-from .options import (
+from specdemo.cli.main import main
+from specdemo.cli.models import Models
+from specdemo.cli.options import (
     Device,
     Drafters,
     DType,
@@ -32,17 +26,25 @@ from .options import (
     Repeats,
     Temperatures,
     check_writable,
-    moved,
     numbers,
     save_json,
     show_table,
     with_options,
 )
+from specdemo.errors import BadInput
+from specdemo.models.presets import PRESETS
+from specdemo.models.results import joined, read_results, results_path
+from specdemo.settings import AUTO, MATCH, MAX_K, Settings, one_of, read_k
+from specdemo.studies.prompts import read_prompts, some
+from specdemo.studies.study import PROMPT_FILES
+from specdemo.system.imports import import_quickly
 
 if TYPE_CHECKING:
-    from ..studies.tables import Columns
+    from specdemo.studies.tables import Columns
 
-app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed on this machine.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 HELD_OUT = PROMPT_FILES / "heldout.jsonl"
 DRAFTER_COLUMNS: Columns = {
@@ -102,8 +104,8 @@ def bench(
     """Measure speed on this machine: the target alone, with drafters, and against others, by kind of prompt."""
     if context.invoked_subcommand is None:
         outcome = measure(models, texts, against, ks, temperatures)
-        from ..bench.results import table, trees_markdown
-        from ..bench.rows import tree_rows
+        from .results import table, trees_markdown
+        from .rows import tree_rows
 
         typer.echo(table(outcome["summary"]))
         if rows := tree_rows(outcome["runs"]):
@@ -122,7 +124,7 @@ def drafters(
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
     outcome = measure(models, texts, "", ks, temperatures)
-    from ..bench.rows import drafter_rows
+    from .rows import drafter_rows
 
     rows = drafter_rows(outcome["summary"])
     show_table(rows, DRAFTER_COLUMNS)
@@ -142,7 +144,7 @@ def drafters(
 
 def keep(outcome: dict[str, Any], out: Path | None) -> None:
     """Write everything to `out`; a bench that was interrupted ends here, when what it has is kept."""
-    from ..bench.results import record
+    from .results import record
 
     if out:
         save_json(out, record(outcome))
@@ -162,10 +164,10 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
     for (k, tree), temperature, rule in product(sizes, t_values, rules):
         Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule, tree=tree)
     prompts = some(read_prompts(asked.prompts), asked.each)
-    throughput = import_quickly("specdemo.bench.throughput")
-    from ..bench import llamacpp
-    from ..bench.cases import ALONE, LLAMA, cases_of_ours, cases_of_theirs, theirs
-    from ..bench.rows import made_by
+    throughput = import_quickly("tools.bench.throughput")
+    from . import llamacpp
+    from .cases import ALONE, LLAMA, cases_of_ours, cases_of_theirs, theirs
+    from .rows import made_by
 
     others = theirs(against)
     with models.loaded() as loaded:
@@ -205,15 +207,12 @@ def table_(
     trees: Annotated[bool, Option("--tree", help="Trees beside the chains of the same drafter.")] = False,
 ) -> None:
     """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
-    from ..bench import results
-    from ..bench.rows import tree_rows
+    from . import results
+    from .rows import tree_rows
 
     runs = results.read_record(path)[1]
     lines = results.drafters_markdown(runs) if drafters else results.markdown(results.overall_rows(runs))
     typer.echo("\n".join(results.trees_markdown(tree_rows(runs)) if trees else lines))
-
-
-moved(app, "page", "What a page costs the engine is measured by `python -m tools.page`, in the project's folder.")
 
 
 @app.command()
@@ -236,8 +235,8 @@ def roofline(
     The preset's passes take turns with those of transformers' own forward and, on a CPU, with those of a layout that
     does not care for the last bit.
     """
-    from ..bench import roofline as lab
-    from ..bench.rows import made_by
+    from . import roofline as lab
+    from .rows import made_by
 
     check_writable(json_)
     Settings(k=k)
@@ -282,9 +281,10 @@ def gpu(
 
     `python -m pytest tests/gpu -m gpu` checks that it is right.
     """
-    from ..bench import gpu as bench_gpu
-    from ..bench.rows import command
-    from ..system.hardware import choose_device, choose_dtype
+    from specdemo.system.hardware import choose_device, choose_dtype
+
+    from . import gpu as bench_gpu
+    from .rows import command
 
     check_writable(json_)
     chosen = choose_device(device)
@@ -310,3 +310,7 @@ def gpu(
     if failed := [row["what"] for row in rows if "error" in row]:
         typer.echo(f"FAILED: {', '.join(failed)}.")
         raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main(app, "python -m tools.bench")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.loaded import Loaded
-from ..settings import Settings
+from specdemo.models.loaded import Loaded
+from specdemo.settings import Settings
+
 from .cases import ASSISTED, COMPILED, HF, LOOKUP, TUNED, Case
 from .rows import Row, run_of
 

@@ -15,28 +15,29 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..decoding.acceptance import Answer
-from ..decoding.batch import decode
-from ..decoding.drafter import Drafter
-from ..decoding.events import Round
-from ..decoding.loop import Decoding
-from ..decoding.rejection import one_hot
-from ..decoding.rule import Capturing, Match
-from ..drafters.none import NoDrafter
-from ..engines import ops
-from ..engines.choose import ops_for
-from ..engines.eager import EagerRunner
-from ..engines.fused import Cache as Buffers
-from ..engines.fused import FusedRunner
-from ..engines.gpu import graph
-from ..engines.gpu.graph import GraphRunner, Graphs, Outcome
-from ..engines.layout import FusedModel, Layer
-from ..engines.linear import swiglu
-from ..engines.rows import MOST_ROWS, branches_of
-from ..engines.runner import Runner
-from ..settings import MAX_K, Settings
-from ..system.device import seconds_of
-from ..tokens import Draft
+from specdemo.decoding.acceptance import Answer
+from specdemo.decoding.batch import decode
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.events import Round
+from specdemo.decoding.loop import Decoding
+from specdemo.decoding.rejection import one_hot
+from specdemo.decoding.rule import Capturing, Match
+from specdemo.drafters.none import NoDrafter
+from specdemo.engines import ops
+from specdemo.engines.choose import ops_for
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import Cache as Buffers
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu import graph
+from specdemo.engines.gpu.graph import GraphRunner, Graphs, Outcome
+from specdemo.engines.layout import FusedModel, Layer
+from specdemo.engines.linear import swiglu
+from specdemo.engines.rows import MOST_ROWS, branches_of
+from specdemo.engines.runner import Runner
+from specdemo.settings import MAX_K, Settings
+from specdemo.system.device import seconds_of
+from specdemo.tokens import Draft
+
 from .models import bytes_read, captured, random_model
 from .roofline import against_memory
 from .rows import Row

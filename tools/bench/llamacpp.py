@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from ..errors import BadInput
-from ..models.loaded import Loaded
-from ..models.source import Source
-from ..models.store import Progress
-from ..servers.address import Address
-from ..servers.client import Client
-from ..servers.llamacpp import LlamaCpp, asked_of
-from ..servers.llamacpp_process import started
-from ..settings import Settings
-from ..studies.greedy import check_tokens
+from specdemo.errors import BadInput
+from specdemo.models.loaded import Loaded
+from specdemo.models.source import Source
+from specdemo.models.store import Progress
+from specdemo.servers.address import Address
+from specdemo.servers.client import Client
+from specdemo.servers.llamacpp import LlamaCpp, asked_of
+from specdemo.servers.llamacpp_process import started
+from specdemo.settings import Settings
+from specdemo.studies.greedy import check_tokens
+
 from .cases import DRAFTING, LLAMA, NGRAM, Case
 from .rows import Row, run_of
 

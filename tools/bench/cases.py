@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..drafters.names import DRAFTERS
-from ..errors import BadInput
-from ..models.sources import Source
-from ..racing.asked import PLAIN, SPECULATIVE
-from ..servers.llamacpp_process import can_start
-from ..settings import AUTO, MATCH
+from specdemo.drafters.names import DRAFTERS
+from specdemo.errors import BadInput
+from specdemo.models.sources import Source
+from specdemo.racing.asked import PLAIN, SPECULATIVE
+from specdemo.servers.llamacpp_process import can_start
+from specdemo.settings import AUTO, MATCH
 
 if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+    from specdemo.models.loaded import Loaded
 
 TREE = "tree"
 OURS = (PLAIN, SPECULATIVE, TREE)
@@ -111,7 +111,7 @@ def cases_of_ours(
 
     K = 0 is the target alone, which is run anyway.
     """
-    from ..racing.race import drafters_of
+    from specdemo.racing.race import drafters_of
 
     drafters = drafters_of(loaded, names)
     cases = [Case(SPECULATIVE, name, k, rule) for name in drafters for k in ks for rule in rules if k != 0]

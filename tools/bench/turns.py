@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from ..studies.statistics import Spread
+from specdemo.studies.statistics import Spread
 
 Name = TypeVar("Name")
 Value = TypeVar("Value")

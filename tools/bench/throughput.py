@@ -14,16 +14,17 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from ..decoding.events import Event, emitted_tokens
-from ..drafters.names import DRAFTERS
-from ..errors import BadInput
-from ..models.loaded import Loaded
-from ..racing.lanes import write_in_turn
-from ..racing.memory import Memory, remembering
-from ..racing.race import check_fits, start
-from ..racing.stats import Stats, counts_by_place
-from ..settings import MATCH, Settings
-from ..studies.prompts import Prompt
+from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.drafters.names import DRAFTERS
+from specdemo.errors import BadInput
+from specdemo.models.loaded import Loaded
+from specdemo.racing.lanes import write_in_turn
+from specdemo.racing.memory import Memory, remembering
+from specdemo.racing.race import check_fits, start
+from specdemo.racing.stats import Stats, counts_by_place
+from specdemo.settings import MATCH, Settings
+from specdemo.studies.prompts import Prompt
+
 from .cases import ALONE, OURS, TREE, Case
 from .hf import generate, models
 from .llamacpp import Server

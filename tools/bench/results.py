@@ -12,13 +12,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput
-from ..racing.asked import PLAIN, SPECULATIVE
-from ..racing.stats import Pace
-from ..settings import AUTO, REJECTION
-from ..studies.prompts import ALL
-from ..studies.statistics import best_of, geometric_mean
-from ..studies.tables import Columns, grouped, markdown_table, text_table
+from specdemo.errors import BadInput
+from specdemo.racing.asked import PLAIN, SPECULATIVE
+from specdemo.racing.stats import Pace
+from specdemo.settings import AUTO, REJECTION
+from specdemo.studies.prompts import ALL
+from specdemo.studies.statistics import best_of, geometric_mean
+from specdemo.studies.tables import Columns, grouped, markdown_table, text_table
+
 from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, summarise, tree_rows
 

@@ -15,13 +15,14 @@ from statistics import median
 import torch
 from transformers import PreTrainedModel
 
-from ..engines.choose import MakeRunner, runner_maker
-from ..engines.eager import EagerRunner
-from ..engines.memory_rate import Stream
-from ..engines.runner import Runner
-from ..models.loaded import Loaded
-from ..studies.tables import text_table
-from ..system.hardware import free_memory
+from specdemo.engines.choose import MakeRunner, runner_maker
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.memory_rate import Stream
+from specdemo.engines.runner import Runner
+from specdemo.models.loaded import Loaded
+from specdemo.studies.tables import text_table
+from specdemo.system.hardware import free_memory
+
 from .models import SHAPES, bytes_read, random_model
 from .rows import Row
 from .turns import in_turns

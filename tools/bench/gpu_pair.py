@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..decoding.costs import CostModel
-from ..decoding.measuring import measure_passes
-from ..drafters.none import NoDrafter
-from ..engines.gpu.graph import GraphRunner
-from ..engines.layout import FusedModel
-from ..racing.race import rule_for
-from ..racing.stats import Stats
-from ..settings import AUTO, MAX_K, Settings
+from specdemo.decoding.costs import CostModel
+from specdemo.decoding.measuring import measure_passes
+from specdemo.drafters.none import NoDrafter
+from specdemo.engines.gpu.graph import GraphRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.racing.race import rule_for
+from specdemo.racing.stats import Stats
+from specdemo.settings import AUTO, MAX_K, Settings
+
 from .cases import ASSISTED, COMPILED, HF, TUNED, Case
 from .gpu_passes import Gpu, slots
 from .hf import generate
