@@ -14,9 +14,8 @@ from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.prompts import Prompt, read_prompts, some
-from specdemo.studies.statistics import Spread
 from tools.bench.__main__ import app
-from tools.bench.results import drafters_markdown, markdown, overall_rows, read_record, trees_markdown
+from tools.bench.results import drafters_markdown, markdown, read_record, spread, trees_markdown
 from tools.bench.rows import Row, summarise
 from tools.bench.rows import command as command_line
 from tools.bench.turns import in_turns
@@ -139,17 +138,10 @@ def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
 
 # What ships ------------------------------------------------------------------------------------------------
 
-SHOWN = {"auto-sweep": drafters_markdown, "auto-layer-skip": drafters_markdown}
+OF_DRAFTERS = "auto-sweep", "auto-layer-skip"
 MEASURED = re.compile(
     r"^\| (?:specdemo, |transformers, |llama\.cpp[, ]|`[\w-]+` \| [\d.]+ \| \d).*\(.*\) \|", re.MULTILINE
 )
-
-
-def spreads(value: Any) -> Any:
-    """A row as it was before it was written to a file."""
-    if not isinstance(value, dict):
-        return value
-    return Spread(**value) if "mean" in value else {name: spreads(part) for name, part in value.items()}
 
 
 def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
@@ -160,14 +152,15 @@ def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
     given = set()
     for path in sorted(folder.glob("*.json")):
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = json.loads(path.read_text(encoding="utf-8"), object_hook=spread)
         assert re.match(r"python -m (?:specdemo|tools\.\w+)\b", whole["command"]), path
         assert {"cpu", "cores", "torch", "transformers", "commit"} <= whole["environment"].keys(), path
         if "trees" in whole:
-            lines = trees_markdown([spreads(row) for row in whole["trees"]])
+            lines = trees_markdown(whole["trees"])
+        elif path.stem in OF_DRAFTERS:
+            lines = drafters_markdown(read_record(path)["runs"])
         elif "runs" in whole:
-            _, runs = read_record(path)
-            lines = SHOWN[path.stem](runs) if path.stem in SHOWN else markdown(overall_rows(runs))
+            lines = markdown(read_record(path)["rows"])
         else:
             continue
         assert [line for line in lines if line not in docs] == [], path

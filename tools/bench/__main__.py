@@ -208,11 +208,10 @@ def table_(
 ) -> None:
     """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
     from . import results
-    from .rows import tree_rows
 
-    runs = results.read_record(path)[1]
-    lines = results.drafters_markdown(runs) if drafters else results.markdown(results.overall_rows(runs))
-    typer.echo("\n".join(results.trees_markdown(tree_rows(runs)) if trees else lines))
+    found = results.read_record(path)
+    lines = results.drafters_markdown(found["runs"]) if drafters else results.markdown(found["rows"])
+    typer.echo("\n".join(results.trees_markdown(found["trees"]) if trees else lines))
 
 
 @app.command()

@@ -1,13 +1,12 @@
 """What `bench --json` writes and `presets/results` keeps, and the tables of it.
 
-A file holds every run as a line of numbers, with a digest of its text, and the rows that can be made again from them.
+A file holds every run as a line of numbers, with a digest of its text, and the rows that were made from them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Pace
 from specdemo.settings import AUTO, REJECTION
 from specdemo.studies.prompts import ALL
-from specdemo.studies.statistics import best_of, geometric_mean
+from specdemo.studies.statistics import Spread, best_of, geometric_mean
 from specdemo.studies.tables import Columns, grouped, markdown_table, text_table
 
 from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
-from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, summarise, tree_rows
+from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, tree_rows
 
 COLUMNS = (
     "method",
@@ -44,7 +43,6 @@ COLUMNS = (
 )
 NAMES = {PLAIN: "specdemo, target alone", HF: "transformers, `generate`", LLAMA: "llama.cpp"}
 WAYS = {ASSISTED: "`assistant_model` as it comes", TUNED: "`assistant_model`"}
-FACTS = ("command", "environment", "weights", "prompts_sha256", "in_turn", "interrupted")
 
 
 def record(outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,58 +50,34 @@ def record(outcome: Mapping[str, Any]) -> dict[str, Any]:
 
     With trees there are the rows of `tree_rows` as well.
     """
-    runs = [[_short(run[name]) for name in COLUMNS] for run in outcome["runs"]]
     facts = {name: value for name, value in outcome.items() if name not in ("runs", "summary")}
-    named = _named(runs)
-    trees = {"trees": rows} if (rows := tree_rows(named)) else {}
-    return {**facts, "rows": overall_rows(named), **trees, "columns": COLUMNS, "runs": runs}
+    rows = [row for row in outcome["summary"] if row["category"] == ALL]
+    trees = {"trees": found} if (found := tree_rows(outcome["runs"])) else {}
+    runs = [[_short(run[name]) for name in COLUMNS] for run in outcome["runs"]]
+    return {**facts, "rows": rows, **trees, "columns": COLUMNS, "runs": runs}
 
 
 def _short(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _named(runs: Sequence[Sequence[Any]]) -> list[Row]:
-    found = [dict(zip(COLUMNS, values, strict=True)) for values in runs]
-    for run in found:
-        run["tokens_per_second"] = Pace(run["new_tokens"], run["seconds"], run["prompt_seconds"]).tokens_per_second
-    return found
-
-
-def overall_rows(runs: Runs) -> list[Row]:
-    """The rows over all prompts, without `rows` and the acceptance by place, which runs do not hold."""
-    left_out = ("category", "acceptance_by_place", "rows")
-    every = (row for row in summarise(runs) if row["category"] == ALL)
-    return [{name: value for name, value in row.items() if name not in left_out} for row in every]
-
-
-def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """The facts and the runs of a file that `record` made."""
+def read_record(path: Path) -> dict[str, Any]:
+    """What a file holds that `record` made; its `runs` are rows again."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        facts = {name: saved[name] for name in FACTS}
-        if tuple(saved["columns"]) != COLUMNS:
-            raise ValueError("other columns")
-        runs = _named(saved["runs"])
-        rows = json.loads(json.dumps(overall_rows(runs), default=asdict))
+        saved = json.loads(path.read_text(encoding="utf-8"), object_hook=spread)
+        runs = [dict(zip(saved["columns"], values, strict=True)) for values in saved["runs"]]
+        for run in runs:
+            run["tokens_per_second"] = Pace(run["new_tokens"], run["seconds"], run["prompt_seconds"]).tokens_per_second
+        return {"trees": [], **saved, "runs": runs}
     except OSError as error:
         raise BadInput(f"The results cannot be read: {error}.") from error
     except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path.name} does not hold what `bench --json` writes: {error}.") from error
-    if not _alike(rows, saved["rows"]):
-        raise BadInput(f"{path.name}: its rows are not those of its runs.")
-    return facts, runs
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Equal but for the last digits, which another version of a library may round otherwise."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, (int, float)):
-        return abs(one - other) <= 1e-9 * max(abs(one), abs(other))
-    return bool(one == other)
+def spread(value: dict[str, Any]) -> Any:
+    """An object of a file: a figure with its interval is a `Spread`."""
+    return Spread(**value) if value.keys() == {"mean", "low", "high", "count"} else value
 
 
 # Tables ----------------------------------------------------------------------------------------------------
