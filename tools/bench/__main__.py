@@ -270,9 +270,7 @@ def gpu(
         bool, Option("--tiny", help="Use tiny sizes, which run on a CPU too, to see that it works.")
     ] = False,
     quick: Annotated[bool, Option("--quick", help="Measure fewer sizes, in a few minutes for each part.")] = False,
-    only: Annotated[
-        str, Option(metavar="PARTS", help="Only these parts: passes, rounds, trees, batch; with commas.")
-    ] = "",
+    only: Annotated[str, Option(metavar="PARTS", help="Only these parts: passes, rounds, trees; with commas.")] = "",
     json_: JsonFile = None,
 ) -> None:
     """How near the captured engine comes to what this GPU can do, with random weights; and trees beside chains, by the

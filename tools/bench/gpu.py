@@ -3,8 +3,7 @@
 Most weights are random, of well-known shapes, so that little is downloaded. Drafts of a random draft model all fail, so
 rounds are timed in two ways. *Forced*: the rule accepts a given number of drafted tokens, which measures the time of a
 round but no acceptance. *Made pair*: the later layers of a random target change little, and its first layers draft, so
-that drafts really pass. Trees are compared with chains by the drafters of a preset too, and several readers with one by
-its own drafter.
+that drafts really pass. Trees are compared with chains by the drafters of a preset.
 
 `tests/gpu` checks that the engine is right.
 """
@@ -37,8 +36,6 @@ from specdemo.racing.provenance import commit
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, MATCH, MAX_NODES, Settings
 from specdemo.studies.prompts import read_prompts, some
-from specdemo.studies.readers import ALONE as WITHOUT
-from specdemo.studies.readers import decode_group, group_of, summarise
 from specdemo.studies.tables import format_value, text_table
 from specdemo.system.hardware import device_name
 
@@ -53,7 +50,6 @@ from .throughput import bench
 HEAD_K = 4
 ROUNDS_OF = "eagle", "lookup-eagle", "block", "medusa", "lookup-ngram", "ngram"
 TREE_DRAFTERS, TREE_TEMPERATURES = ("lookup-ngram", "eagle", "medusa"), (0.0, 1.0)
-READERS_K, GROUPS = 3, 3  # groups of prompts of each size
 PRESET_K, PRESET_NODES, PRESET_TEMPERATURES = 4, 16, (0.0, 0.8)
 LAUNCHES = "cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync"
 
@@ -71,12 +67,11 @@ FULL = Sizes(
     {"Qwen3-0.6B": SHAPES["Qwen3-0.6B"], "SmolLM2-135M": SMALL},
     (1, 3, 5, 8, 16),
     (8, 16, 32, MAX_NODES),
-    (1, 2, 4, 8, 16),
     DEFAULT_PRESET,
     "domains.jsonl",
     0,
 )
-QUICK = replace(FULL, repeats=5, ks=(3, 5), trees=(16, 32), new_tokens=96, readers=(1, 4, 16), each=1)
+QUICK = replace(FULL, repeats=5, ks=(3, 5), trees=(16, 32), new_tokens=96, each=1)
 TINY = Sizes(
     "tiny",
     TINY_TARGET,
@@ -90,7 +85,6 @@ TINY = Sizes(
     {"tinier": like(TINY_TARGET, num_hidden_layers=1)},
     (1, 3),
     (3, 6),
-    (1, 2),
     "nanogpt-shakespeare",
     "plays-heldout.jsonl",
     1,
@@ -255,39 +249,10 @@ def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> dict[str, float]:
     return {name: sum(each.count for each in those) / count for name, those in found.items()}
 
 
-# Several readers at once -----------------------------------------------------------------------------------
-
-
-def preset_readers(on: Gpu) -> None:
-    """The tokens per second of all readers together, alone and with the preset's own drafter. The first group of a size
-    does not count: passes are captured while it is decoded."""
-    loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
-    drafter, settings = loaded.preset.defaults.drafter, Settings(k=READERS_K, max_new_tokens=on.sizes.new_tokens)
-    called = {WITHOUT: "alone", drafter: f"{drafter}, K = {READERS_K}"}
-    try:
-        ids = [loaded.encode(prompt.prompt) for prompt in read_prompts(PRESETS / "prompts" / on.sizes.prompts)]
-        for size in on.sizes.readers:
-            groups = []
-            for repeat in range(GROUPS + 1):
-                prompts = group_of(ids, size, repeat)
-                groups += [decode_group(loaded, name, prompts, settings, repeat) for name in called]
-            for row in summarise([group for group in groups if group.repeat]):
-                on.add(
-                    f"readers of {on.sizes.preset}",
-                    f"{size} at once, {called[row['drafter']]}",
-                    tokens_per_second=row["tokens_per_second"].mean,
-                    tokens_per_round=row["tokens_per_round"],
-                    to_alone=row["speedup"] and row["speedup"].mean,
-                )
-    finally:
-        loaded.release()
-
-
 PARTS: dict[str, tuple[Callable[[Gpu], None], ...]] = {
     "passes": (target_passes, smaller_passes),
     "rounds": (forced_rounds, heads, preset_rounds, made_pair),
     "trees": (preset_tree_rounds, preset_trees),
-    "batch": (preset_readers,),
 }
 
 # What is printed -------------------------------------------------------------------------------------------
@@ -308,7 +273,6 @@ SHAPES_OF_ROWS = {
         "to_best_assisted": ".2f",
         "to_compiled": ".2f",
         "to_best_chain": ".2f",
-        "to_alone": ".2f",
     },
 }
 
@@ -329,7 +293,6 @@ def table(rows: Sequence[Row], sizes: Sizes) -> str:
             "the cache read once at the copy's speed.",
             "Forced: the rule let a given number of guesses pass. Made pair: the later layers of the target do little, "
             "and its first layers draft.",
-            "Readers: tokens of all of them together, in groups that end with the first text that does.",
             f"Round with a head: of a target of hidden size {sizes.with_head.hidden_size}, forced too: half of the "
             "guesses pass.",
         ]

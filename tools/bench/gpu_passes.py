@@ -64,8 +64,7 @@ class Sizes:
     smaller: dict[str, PreTrainedConfig]  # other shapes of which passes are measured
     ks: tuple[int, ...]
     trees: tuple[int, ...]
-    readers: tuple[int, ...]
-    preset: str  # in which trees and chains are compared, and readers
+    preset: str  # in which trees and chains are compared
     prompts: str
     each: int  # prompts of a category; 0 stands for all
 
