@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ from tests.harness.classes import Loaded
 from tests.harness.files import write_gguf
 from tools.bench import llamacpp
 from tools.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_theirs, theirs
-from tools.bench.llamacpp import Server, answered
+from tools.bench.llamacpp import answered
 from tools.bench.throughput import bench
 
 from ..fakes.server import FakeServer, json_answer, llamacpp_answers, serving
@@ -70,61 +71,48 @@ def test_an_answer_without_timings_is_refused(answer: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def fake(loaded: Loaded) -> Iterator[tuple[FakeServer, str]]:
-    """A server of the loaded model, and its address."""
+def fake(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    """A server of the loaded model, which is started in the place of llama.cpp's."""
     content = loaded.tokenizer.decode(loaded.encode("The same tokens?"), clean_up_tokenization_spaces=False)
     answers = llamacpp_answers(json_answer(ANSWER)) | {"/detokenize": json_answer({"content": content})}
-    with serving(answers) as found:
-        yield found
+    with serving(answers) as (server, address):
+        monkeypatch.setattr(llamacpp, "_asked", lambda *_: {})
+        monkeypatch.setattr(llamacpp, "started", lambda asked: nullcontext((address, "b2")))
+        yield server
 
 
-def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded, fake: tuple[FakeServer, str]) -> None:
-    server, address = fake
-    methods = theirs(f"hf, {LLAMA}={address}")
-    assert methods == {"hf": None, LLAMA: address}
-    cases = [*cases_of_theirs(loaded, methods, [AUTO]), ALONE]
-    assert Case(LLAMA) in cases
-    prompt = Prompt("a", "easy", "the cat sat")
-    with llamacpp.servers(loaded, cases, address, 64, print) as servers:
-        assert servers[Case(LLAMA)].facts == {"version": "b1-test", "model": "toy.gguf"}
+def test_a_server_takes_part_and_gets_our_token_ids(loaded: Loaded, fake: FakeServer) -> None:
+    assert theirs(f"hf, {LLAMA}") == ["hf", LLAMA]
+    cases, prompt = [Case("hf"), Case(LLAMA), ALONE], Prompt("a", "easy", "the cat sat")
+    with llamacpp.servers(loaded, cases, 64, print) as servers:
+        assert servers[Case(LLAMA)].facts == {"version": "b2", "model": "toy.gguf"}
         outcome = bench(loaded, [prompt], cases, [0.0, 0.8], 4, 1, servers=servers)
     rows = [row for row in outcome["summary"] if row["method"] == LLAMA and row["category"] == "all"]
     assert rows[0]["tokens_per_second"].mean == pytest.approx(127 / 8.995782)
     assert rows[0]["ratio_to"]["plain"].count == 1
-    asked = [json.loads(body) for path, _, body in server.asked if path == "/completion"]
+    asked = [json.loads(body) for path, _, body in fake.asked if path == "/completion"]
     assert all(body["prompt"] == loaded.encode("the cat sat") for body in asked)
     assert all((body["n_predict"], body["cache_prompt"]) == (4, False) for body in asked)
     assert [body["temperature"] for body in asked] == [0.0, 0.8] * 2
     assert asked[-1]["samplers"] == ["top_k", "top_p", "temperature"]
 
 
-def test_a_server_of_another_model_is_refused(loaded: Loaded, fake: tuple[FakeServer, str]) -> None:
-    server, address = fake
-    server.answers = {**server.answers, "/detokenize": json_answer({"content": "something else"})}
-    with refuses(BadInput, "toy.gguf, toy"), llamacpp.servers(loaded, [Case(LLAMA)], address, 64, print):
+def test_a_server_of_another_model_is_refused(loaded: Loaded, fake: FakeServer) -> None:
+    fake.answers = {**fake.answers, "/detokenize": json_answer({"content": "something else"})}
+    with refuses(BadInput, "toy.gguf, toy"), llamacpp.servers(loaded, [Case(LLAMA)], 64, print):
         pass
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [("http://127.0.0.1:9", "http://127.0.0.1:9 reached"), ("http://", "http://127.0.0.1:8080")],
-)
-def test_a_server_that_is_not_there_is_told_in_a_sentence(address: str, words: str) -> None:
-    with refuses(BadInput, words):
-        Server(address)
 
 
 def test_what_is_missing_is_told(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped, methods = replace(loaded, preset=find_preset(DEFAULT_PRESET)), {LLAMA: None}
+    shipped, methods = replace(loaded, preset=find_preset(DEFAULT_PRESET)), [LLAMA]
     monkeypatch.setattr(llamacpp_process, "find_spec", lambda name: None)
     monkeypatch.delenv(PYTHON, raising=False)
     assert cases_of_theirs(loaded, methods, [AUTO]) == cases_of_theirs(shipped, methods, [AUTO]) == []
     toy, ours = capsys.readouterr().err.splitlines()
     assert tells(toy, "llama.cpp GGUF")
-    assert tells(ours, "Install xllamacpp")
-    assert cases_of_theirs(shipped, {LLAMA: "http://somewhere"}, [AUTO]) == [Case(LLAMA)]
+    assert tells(ours, "xllamacpp installed")
     monkeypatch.setenv(PYTHON, "/some/python")
     assert cases_of_theirs(shipped, methods, [AUTO]) == ALONE_AND_NGRAMS
     wheel = shipped.preset.target
@@ -134,18 +122,12 @@ def test_what_is_missing_is_told(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("against", ["llama.cpp=localhost", "hf=http://127.0.0.1", "llama"])
-def test_what_cannot_be_read_is_refused(against: str) -> None:
-    with refuses(BadInput, against.partition("=")[0]):
-        theirs(against)
-
-
 def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python itself stands in for the other Python: it has no such package, or the file is no model."""
     monkeypatch.setattr(Wheel, "gguf_path", lambda wheel, progress: "/no/such/file")
     monkeypatch.delenv(PYTHON, raising=False)
     shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
-    with refuses(BadInput, "start"), llamacpp.servers(shipped, [Case(LLAMA)], None, 64, print):
+    with refuses(BadInput, "start"), llamacpp.servers(shipped, [Case(LLAMA)], 64, print):
         pass
 
 
@@ -165,7 +147,7 @@ def test_a_pair_of_gguf_files_given_by_name_runs_plain_with_ngrams_and_with_the_
     pair: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PYTHON, "/some/python")
-    cases = cases_of_theirs(pair, {LLAMA: None}, [2, 6, AUTO])
+    cases = cases_of_theirs(pair, [LLAMA], [2, 6, AUTO])
     assert cases == [*ALONE_AND_NGRAMS, *(Case(DRAFTING, "draft-model", k) for k in (2, 6))]
     served: list[dict[str, Any]] = []
 
@@ -175,7 +157,7 @@ def test_a_pair_of_gguf_files_given_by_name_runs_plain_with_ngrams_and_with_the_
 
     monkeypatch.setattr(llamacpp, "started", refuse)
     for case in cases:
-        with refuses(BadInput, "enough"), llamacpp.servers(pair, [case], None, 64, print):
+        with refuses(BadInput, "enough"), llamacpp.servers(pair, [case], 64, print):
             pass
     file = str(pair.preset.target)
     told = [(asked["gguf"], asked["draft_gguf"], asked["ngram"], asked["k"], asked["context"]) for asked in served]
@@ -189,7 +171,7 @@ def test_a_pair_of_gguf_files_given_by_name_runs_plain_with_ngrams_and_with_the_
 def test_the_real_server_writes_the_same_text_alone_and_with_its_own_speculation(pair: Loaded) -> None:
     """The target drafts for itself, so nothing that it drafts is rejected."""
     cases = [Case(LLAMA), Case(DRAFTING, "draft-model", 3), Case(NGRAM, "ngram-simple 3", 8)]
-    with llamacpp.servers(pair, cases, None, 64, print) as servers:
+    with llamacpp.servers(pair, cases, 64, print) as servers:
         runs = [servers[case].generate(pair.encode("the cat sat"), Settings(max_new_tokens=16)) for case in cases]
     plain, drafted, looked_up = runs
     assert plain["token_ids"] == drafted["token_ids"] == looked_up["token_ids"]
@@ -204,7 +186,7 @@ def test_the_real_server_writes_the_same_text_alone_and_with_its_own_speculation
 @NEEDS_LLAMACPP
 def test_where_a_server_of_the_same_file_parts_from_us_two_tokens_nearly_tie(pair: Loaded) -> None:
     prompts = [Prompt(f"p{number}", "kind", text) for number, text in enumerate(("the cat sat", "a b c", "on the mat"))]
-    with llamacpp.servers(pair, [Case(LLAMA)], None, 64, print) as servers:
+    with llamacpp.servers(pair, [Case(LLAMA)], 64, print) as servers:
         checks = list(against_server(pair, servers[Case(LLAMA)].dialect, prompts, 24))
     assert [check.prompt_id for check in checks] == ["p0", "p1", "p2"]
     for check in checks:
@@ -239,7 +221,7 @@ def test_lists_tables_and_code_of_the_default_preset_go_on_as_llama_cpp_writes_t
     """It rounds what weights are multiplied with to 8 bits, which decides between tokens that nearly tie."""
     loaded = load(find_preset("smollm2-135m"), "float32", "cpu")
     prompts = [Prompt(str(number), "kind", text) for number, text in enumerate(LISTS_TABLES_AND_CODE)]
-    with llamacpp.servers(loaded, [Case(LLAMA)], None, 256, print) as servers:
+    with llamacpp.servers(loaded, [Case(LLAMA)], 256, print) as servers:
         checks = list(against_server(loaded, servers[Case(LLAMA)].dialect, prompts, 48))
     assert all(check.identical or (check.margin or 0) < 0.1 for check in checks)
     assert sum(check.identical for check in checks) > 5

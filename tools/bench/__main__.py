@@ -58,8 +58,7 @@ Against = Annotated[
     str,
     Option(
         help="Other programs to compare with on the same weights, separated by commas: hf (transformers), hf-assisted "
-        "(with its own settings, and with K), hf-assisted-tuned (with K), hf-prompt-lookup, llama.cpp, or "
-        "llama.cpp=http://... for a server that runs already."
+        "(with its own settings, and with K), hf-prompt-lookup, or llama.cpp."
     ),
 ]
 
@@ -166,7 +165,7 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
     prompts = some(read_prompts(asked.prompts), asked.each)
     throughput = import_quickly("tools.bench.throughput")
     from . import llamacpp
-    from .cases import ALONE, LLAMA, cases_of_ours, cases_of_theirs, theirs
+    from .cases import ALONE, cases_of_ours, cases_of_theirs, theirs
     from .rows import made_by
 
     others = theirs(against)
@@ -174,11 +173,10 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
         ours = cases_of_ours(loaded, asked.names, k_values, rules, trees)
         cases = [*cases_of_theirs(loaded, others, k_values), ALONE, *ours]
         total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
-        address = others.get(LLAMA)
         longest = max(len(throughput.read(loaded, prompt, asked.max_new_tokens)) for prompt in prompts)
         context = longest + asked.max_new_tokens + MAX_K
         with (
-            llamacpp.servers(loaded, cases, address, context, lambda _, line: typer.echo(line, err=True)) as servers,
+            llamacpp.servers(loaded, cases, context, lambda _, line: typer.echo(line, err=True)) as servers,
             tqdm(total=total) as bar,
         ):
             return {
@@ -241,8 +239,7 @@ def roofline(
     Settings(k=k)
     asked = [shape for shape in (shapes or "").split(",") if shape]
     for shape in asked:
-        if shape not in lab.SHAPES:
-            raise BadInput(f"There is no shape called {shape!r}. Choose from: {', '.join(lab.SHAPES)}.")
+        one_of("shape", shape, [*lab.SHAPES])
     with models.loaded() as loaded:
         if context_ + k + 1 > loaded.context:
             sizes = f"{loaded.context} tokens: {context_} and a pass over {k + 1} are too many"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.drafters.names import DRAFTERS
-from specdemo.errors import BadInput
 from specdemo.models.sources import Source
 from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.servers.llamacpp_process import can_start
-from specdemo.settings import AUTO, MATCH
+from specdemo.settings import AUTO, MATCH, one_of
 
 if TYPE_CHECKING:
     from specdemo.models.loaded import Loaded
@@ -24,9 +23,9 @@ OURS = (PLAIN, SPECULATIVE, TREE)
 # round, at any confidence; with prompt_lookup_num_tokens = K.
 HF, ASSISTED, TUNED, LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
 COMPILED = "hf-compiled"  # with cache_implementation="static", for which transformers compiles the forward; on a GPU
-# Its server on the same GGUF file, alone and with its own speculation; or a server as it is, at an address.
+# Its server on the same GGUF file, alone and with its own speculation.
 LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
-METHODS = HF, ASSISTED, TUNED, LOOKUP, LLAMA
+METHODS = HF, ASSISTED, LOOKUP, LLAMA
 
 # K of transformers: some to find the best among where no number is given, and what its documentation uses.
 TUNED_K, LOOKUP_K = (3, 5, 8), 10
@@ -50,47 +49,37 @@ class Case:
 ALONE = Case(PLAIN, "none", 0, MATCH)
 
 
-def theirs(against: str) -> dict[str, str | None]:
-    """The methods that `--against` names, each with the address given for it."""
-    named: dict[str, str | None] = {}
-    for words in filter(None, map(str.strip, against.split(","))):
-        method, given, address = words.partition("=")
-        if method not in METHODS:
-            known = ", ".join(METHODS)
-            raise BadInput(f"There is no method called {method!r} to compare with. Choose from: {known}.")
-        if given and (method != LLAMA or not address.startswith(("http://", "https://"))):
-            raise BadInput(f"{words!r}: only llama.cpp takes an address, and it begins with http:// or https://.")
-        named[method] = address or None
+def theirs(against: str) -> list[str]:
+    """The methods that `--against` names."""
+    named = [*filter(None, map(str.strip, against.split(",")))]
+    for method in named:
+        one_of("method", method, METHODS)
     return named
 
 
-def cases_of_theirs(loaded: Loaded, methods: Mapping[str, str | None], ks: Sequence[int | str]) -> list[Case]:
+def cases_of_theirs(loaded: Loaded, methods: Sequence[str], ks: Sequence[int | str]) -> list[Case]:
     """What to run of others. A method that cannot run here is left out, and stderr says why."""
     numbers = [k for k in ks if k != AUTO and k != 0]
-    tuned = [Case(TUNED, "draft-model", k) for k in numbers or TUNED_K]
     served = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", NGRAM_K) for size in NGRAM_SIZES)]
     if has_gguf(loaded.preset.draft_model):
         served += [Case(DRAFTING, "draft-model", k) for k in numbers or (DRAFT_K,)]
+    of_method = {
+        HF: [Case(HF)],
+        ASSISTED: [Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in numbers or TUNED_K)],
+        LOOKUP: [Case(LOOKUP, "prompt-lookup", k) for k in [*numbers, LOOKUP_K]],
+        LLAMA: served,
+    }
     cases: list[Case] = []
-    for method, address in methods.items():
-        of_method = {
-            HF: [Case(HF)],
-            ASSISTED: [Case(ASSISTED, "draft-model"), *tuned],
-            TUNED: tuned,
-            LOOKUP: [Case(LOOKUP, "prompt-lookup", k) for k in [*numbers, LOOKUP_K]],
-            LLAMA: [Case(LLAMA)] if address else served,
-        }
+    for method in methods:
         reason = None
-        if method in (ASSISTED, TUNED) and loaded.parts.make_draft_runner is None:
+        if method == ASSISTED and loaded.parts.make_draft_runner is None:
             reason = f"the preset {loaded.preset.name} has no draft model to assist"
-        elif method in (ASSISTED, TUNED) and loaded.parts.translator is not None:
+        elif method == ASSISTED and loaded.parts.translator is not None:
             reason = f"the draft model of {loaded.preset.name} has another tokenizer"
-        elif method == LLAMA and not address:
-            elsewhere = f"give the address of a server instead, --against {LLAMA}=http://127.0.0.1:8080"
-            if not has_gguf(loaded.preset.target):
-                reason = f"{loaded.preset.name} was not loaded from a GGUF file; {elsewhere}"
-            elif not can_start():
-                reason = f"the package xllamacpp is not installed. Install it, or {elsewhere}"
+        elif method == LLAMA and not has_gguf(loaded.preset.target):
+            reason = f"{loaded.preset.name} was not loaded from a GGUF file"
+        elif method == LLAMA and not can_start():
+            reason = "the package xllamacpp is not installed"
         if reason:
             print(f"{method} is left out: {reason}.", file=sys.stderr)
         else:

@@ -1,4 +1,4 @@
-"""llama.cpp: its server on the same GGUF file, or one at an address.
+"""llama.cpp: its server on the same GGUF file.
 
 It gets the same token ids as our methods. Its own timings are used, which contain neither HTTP nor the detokenizer.
 """
@@ -31,14 +31,14 @@ ANSWER_SECONDS = 3600
 class Server:
     """A running server that writes texts."""
 
-    def __init__(self, address: str, version: str | None = None) -> None:
+    def __init__(self, address: str, version: str) -> None:
         self.client = Client(Address.read(address), silent_seconds=ANSWER_SECONDS)  # a whole text comes at once
         try:
             self.dialect = LlamaCpp(self.client)
         except BadInput:
             self.client.close()
             raise
-        self.facts = {"version": version or self.dialect.facts["version"], "model": self.dialect.facts["model"]}
+        self.facts = {"version": version, "model": self.dialect.facts["model"]}
 
     def generate(self, prompt_ids: Sequence[int], settings: Settings) -> Row:
         """One text. It is not streamed, so that nothing but the server works."""
@@ -64,9 +64,7 @@ def answered(answer: Mapping[str, Any]) -> Row:
 
 
 @contextmanager
-def servers(
-    loaded: Loaded, asked: Sequence[Case], address: str | None, context: int, progress: Progress
-) -> Iterator[dict[Case, Server]]:
+def servers(loaded: Loaded, asked: Sequence[Case], context: int, progress: Progress) -> Iterator[dict[Case, Server]]:
     """A server for each of the cases that are llama.cpp's, each in a process of its own, ended at the end.
 
     Args:
@@ -79,11 +77,7 @@ def servers(
     with ExitStack() as running:
         found: dict[Case, Server] = {}
         for case in ours:
-            where, version = (
-                (address, None) if address else running.enter_context(started(_asked(loaded, case, context, progress)))
-            )
-            assert where is not None
-            found[case] = Server(where, version)
+            found[case] = Server(*running.enter_context(started(_asked(loaded, case, context, progress))))
             running.callback(found[case].client.close)
             check_tokens(loaded, found[case].dialect, loaded.encode("The same tokens?"))
         yield found
