@@ -47,7 +47,6 @@ from specdemo.cli.options import (
     Repeats,
     check_writable,
     save_json,
-    show_table,
 )
 from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
@@ -59,6 +58,7 @@ from specdemo.settings import Settings
 from specdemo.studies.statistics import Spread
 from specdemo.system.imports import import_quickly
 from tools.bench.rows import Row, command
+from tools.bench.tables import text_table
 from tools.bench.turns import in_turns, ratio
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def page(
     Settings(k=asked.k, max_new_tokens=max_new_tokens)
     with tqdm(total=repeats * len(WAYS)) as bar:
         outcome = bench_page(asked, repeats, bar.update)
-    show_table(outcome["rows"], COLUMNS)
+    typer.echo(text_table(outcome["rows"], COLUMNS) + "\n")
     save_json(out, outcome)
 
 

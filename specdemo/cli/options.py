@@ -22,7 +22,7 @@ from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, 
 from ..racing.memory import MemoryFile
 from ..settings import SETTINGS, Field, Settings, read_k, reason
 from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
-from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
+from ..studies.tables import Table, aligned, write_csv, write_json
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -247,11 +247,6 @@ def save_json(path: Path | None, found: Any) -> None:
 def show(table: Table) -> None:
     """Print a table, with the names of its columns that the files have."""
     typer.echo(aligned([table.names, *table.rows]) + "\n")
-
-
-def show_table(rows: Rows, columns: Columns) -> None:
-    """Print rows as a table."""
-    typer.echo(text_table(rows, columns) + "\n")
 
 
 FIGURES = {  # of a lane, and their formats

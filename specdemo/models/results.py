@@ -31,23 +31,6 @@ def read_results(path: Path) -> Mapping[str, Any] | None:
     return results
 
 
-def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
-    """New results with the old rows of drafters that were not measured again, if nothing else has changed.
-
-    Each row names its commit. Hardware, versions, weights and settings are the same for all rows.
-    """
-    rows = [{**row, "commit": new["environment"]["commit"]} for row in new["rows"]]
-    measured = {row["drafter"] for row in rows}
-    if old is not None and _circumstances(old) == _circumstances(new):
-        kept = [row for row in old["rows"] if row["drafter"] not in measured]
-        rows = [*({"commit": old["environment"]["commit"], **row} for row in kept), *rows]
-    return {**new, "rows": rows}
-
-
-def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {**results, "environment": {**results["environment"], "commit": None}, "rows": None}
-
-
 def describe_results(results: Mapping[str, Any], drafter: str) -> str:
     """A drafter's speed-up at each temperature, with the best K; empty if not measured."""
     rows = [row for row in results["rows"] if row["drafter"] == drafter]

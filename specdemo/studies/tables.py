@@ -16,9 +16,6 @@ from .statistics import Spread
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
 Rows = Sequence[Mapping[str, Any]]
-Columns = Mapping[str, str | tuple[str | Callable[[Any], Any], str]]
-"""By heading: the format of a figure of that name; or its name, or a function of the row, and its format."""
-
 
 FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python
     "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
@@ -116,26 +113,7 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
     return cells
 
 
-def text_table(rows: Rows, columns: Columns, sparse: bool = False) -> str:
-    """The rows for a terminal; `sparse` leaves out the columns in which nothing is known."""
-    columns_ = zip(*_lines(rows, columns), strict=True)
-    known = [column for column in columns_ if not sparse or {*column[1:]} - {"-"}]
-    return aligned(list(zip(*known, strict=True)))
-
-
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Lines of cells for a terminal."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-
-
-def markdown_table(rows: Rows, columns: Columns) -> list[str]:
-    """The rows as the lines of a table in Markdown."""
-    lines = ["|".join(["", *(f" {cell} " if cell else " " for cell in line), ""]) for line in _lines(rows, columns)]
-    return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
-
-
-def _lines(rows: Rows, columns: Columns) -> list[list[str]]:
-    read = [column if isinstance(column, tuple) else (name, column) for name, column in columns.items()]
-    cells = ([format_value(of(row) if callable(of) else row.get(of), shape, "-") for of, shape in read] for row in rows)
-    return [[*columns], *cells]

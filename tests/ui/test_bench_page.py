@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, Error
 
 from specdemo.errors import BadInput
 from specdemo.racing.trace import PLAIN, SPECULATIVE
-from specdemo.studies.tables import text_table
 from tests.harness.classes import Stats
 from tools import page as bench_page
+from tools.bench.tables import text_table
 from tools.page import (
     ALONE,
     BOTH,

@@ -14,10 +14,12 @@ from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.prompts import Prompt, read_prompts, some
+from specdemo.studies.statistics import Spread
 from tools.bench.__main__ import app
 from tools.bench.results import drafters_markdown, markdown, read_record, spread, trees_markdown
 from tools.bench.rows import Row, summarise
 from tools.bench.rows import command as command_line
+from tools.bench.tables import text_table
 from tools.bench.turns import in_turns
 
 from ..conftest import Command
@@ -98,6 +100,15 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(command: Command, words: l
     status, out, err = command(*words, app=app)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert tells(err, named)
+
+
+def test_a_table_for_people() -> None:
+    rows: list[Row] = [{"name": "a, b", "speed": Spread(2, 1, 3, 4), "k": None}, {"name": "c", "speed": None, "k": 3}]
+    assert text_table(rows, {"name": "", "speed": ".1f", "k": "d"}).splitlines() == [
+        "name             speed  k",
+        "a, b  2.0 (1.0 to 3.0)  -",
+        "   c                 -  3",
+    ]
 
 
 # Files of prompts ------------------------------------------------------------------------------------------

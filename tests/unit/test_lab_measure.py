@@ -18,7 +18,7 @@ from specdemo.studies.profile import Timing, costs, in_words, profile, steps
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
 from specdemo.studies.sweep import Sweep, SweepRun, best_k, summarise
-from specdemo.studies.tables import text_table, write_csv, write_json
+from specdemo.studies.tables import write_csv, write_json
 from tests.harness.classes import Loaded
 
 from ..sentences import gist, refuses, tells
@@ -255,11 +255,3 @@ def test_a_file_is_whole_while_the_next_is_written_over_it(tmp_path: Path) -> No
 def test_a_table_as_json(tmp_path: Path) -> None:
     write_json(tmp_path / "t.json", ROWS)
     assert json.loads((tmp_path / "t.json").read_text())[0]["speed"] == {"mean": 2, "low": 1, "high": 3, "count": 4}
-
-
-def test_a_table_for_people() -> None:
-    assert text_table(ROWS, {"name": "", "speed": ".1f", "k": "d"}).splitlines() == [
-        "name             speed  k",
-        "a, b  2.0 (1.0 to 3.0)  -",
-        "   c                 -  3",
-    ]

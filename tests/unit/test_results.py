@@ -11,7 +11,8 @@ import pytest
 from specdemo.drafters.names import DRAFTERS
 from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS, load_presets
-from specdemo.models.results import describe_results, joined, read_results, results_path
+from specdemo.models.results import describe_results, read_results, results_path
+from tools.bench.results import joined
 
 from ..sentences import gist, refuses, tells
 

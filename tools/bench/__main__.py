@@ -28,19 +28,18 @@ from specdemo.cli.options import (
     check_writable,
     numbers,
     save_json,
-    show_table,
     with_options,
 )
 from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS
-from specdemo.models.results import joined, read_results, results_path
+from specdemo.models.results import read_results, results_path
 from specdemo.settings import AUTO, MATCH, MAX_K, Settings, one_of, read_k
 from specdemo.studies.prompts import read_prompts, some
 from specdemo.studies.study import PROMPT_FILES
 from specdemo.system.imports import import_quickly
 
 if TYPE_CHECKING:
-    from specdemo.studies.tables import Columns
+    from .tables import Columns
 
 app = typer.Typer(
     help="Measure speed on this machine.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
@@ -123,10 +122,12 @@ def drafters(
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
     outcome = measure(models, texts, "", ks, temperatures)
+    from .results import joined
     from .rows import drafter_rows
+    from .tables import text_table
 
     rows = drafter_rows(outcome["summary"])
-    show_table(rows, DRAFTER_COLUMNS)
+    typer.echo(text_table(rows, DRAFTER_COLUMNS) + "\n")
     keep(outcome, texts.json_)
     if save:
         facts = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}

@@ -36,7 +36,7 @@ from specdemo.racing.provenance import commit
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, MATCH, MAX_NODES, Settings
 from specdemo.studies.prompts import read_prompts, some
-from specdemo.studies.tables import format_value, text_table
+from specdemo.studies.tables import format_value
 from specdemo.system.hardware import device_name
 
 from .cases import ALONE, TREE, cases_of_ours
@@ -45,6 +45,7 @@ from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_a
 from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, like, random_head, shape_of
 from .results import size_of
 from .rows import Row, tree_rows
+from .tables import text_table
 from .throughput import bench
 
 HEAD_K = 4

@@ -17,10 +17,11 @@ from specdemo.racing.stats import Pace
 from specdemo.settings import AUTO, REJECTION
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import Spread, best_of, geometric_mean
-from specdemo.studies.tables import Columns, grouped, markdown_table, text_table
+from specdemo.studies.tables import grouped
 
 from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, tree_rows
+from .tables import Columns, markdown_table, text_table
 
 COLUMNS = (
     "method",
@@ -78,6 +79,23 @@ def read_record(path: Path) -> dict[str, Any]:
 def spread(value: dict[str, Any]) -> Any:
     """An object of a file: a figure with its interval is a `Spread`."""
     return Spread(**value) if value.keys() == {"mean", "low", "high", "count"} else value
+
+
+def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """New results with the old rows of drafters that were not measured again, if nothing else has changed.
+
+    Each row names its commit. Hardware, versions, weights and settings are the same for all rows.
+    """
+    rows = [{**row, "commit": new["environment"]["commit"]} for row in new["rows"]]
+    measured = {row["drafter"] for row in rows}
+    if old is not None and _circumstances(old) == _circumstances(new):
+        kept = [row for row in old["rows"] if row["drafter"] not in measured]
+        rows = [*({"commit": old["environment"]["commit"], **row} for row in kept), *rows]
+    return {**new, "rows": rows}
+
+
+def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {**results, "environment": {**results["environment"], "commit": None}, "rows": None}
 
 
 # Tables ----------------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.memory_rate import Stream
 from specdemo.engines.runner import Runner
 from specdemo.models.loaded import Loaded
-from specdemo.studies.tables import text_table
 from specdemo.system.hardware import free_memory
 
 from .models import SHAPES, bytes_read, random_model
 from .rows import Row
+from .tables import text_table
 from .turns import in_turns
 
 BUFFER = 2**30  # bytes that are streamed
