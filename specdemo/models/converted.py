@@ -189,7 +189,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     check_complete(name, header, gguf.stat().st_size)
     check_tokenizer(name, header.fields)
     tokenizer, tensors = build_tokenizer(name, header.fields), tensors_of(gguf, header)
-    config = config_of(name, header, lambda tensor: tensors[tensor].numbers.tolist())
+    config = config_of(header, lambda tensor: tensors[tensor].numbers.tolist())
     config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     config.eos_token_id = end_ids(header.fields) or None
     as_stored = copies == STORED and knows(config) and header.architecture not in WHOLE

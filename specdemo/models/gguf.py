@@ -204,15 +204,14 @@ def check_complete(name: str, header: Header, size: int) -> None:
         raise LoadError(f"{name} is incomplete: it has {size:,} of {needed:,} bytes. Download it again.")
 
 
-def config_of(name: str, header: Header, read: Callable[[str], list[float]]) -> PreTrainedConfig:
-    """The configuration that a GGUF file describes.
+def config_of(header: Header, read: Callable[[str], list[float]] | None = None) -> PreTrainedConfig:
+    """The configuration that a GGUF file describes, by transformers' tables of the fields.
 
     Args:
-        name: of the model, for the message.
         header: one that `check_header` and `check_tokenizer` accept.
-        read: gives the numbers of a tensor by its name.
+        read: gives the numbers of a tensor by its name; None while only the header is there: then they are ones.
     Raises:
-        LoadError: transformers does not know models of this kind.
+        ValueError: transformers does not know models of this kind.
     """
     from transformers import CONFIG_MAPPING
     from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
@@ -221,7 +220,7 @@ def config_of(name: str, header: Header, read: Callable[[str], list[float]]) -> 
     kind = TYPES.get(header.architecture, header.architecture)
     table = GGUF_CONFIG_MAPPING.get(kind.removesuffix("_text"))
     if table is None or kind not in CONFIG_MAPPING:
-        raise LoadError(f"{name} cannot be run here: models of its kind, {header.architecture}, are not known.")
+        raise ValueError(f"GGUF files of the kind {header.architecture} are not known")
     tokens = len(header.fields["tokenizer.ggml.tokens"])
     if header.architecture in READ:
         stated = get_gguf_config({**header.fields, "tokenizer.ggml.tokens": tokens}, (*header.shapes,))
@@ -233,7 +232,9 @@ def config_of(name: str, header: Header, read: Callable[[str], list[float]]) -> 
     if kind == "stablelm":
         stated["use_qkv_bias"] = "blk.0.attn_q.bias" in header.shapes
         stated["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in header.shapes
-    return completed(CONFIG_MAPPING[kind].from_dict(stated), header, read)
+    return completed(
+        CONFIG_MAPPING[kind].from_dict(stated), header, read or (lambda name: [1.0] * header.shapes[name][0])
+    )
 
 
 def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], list[float]]) -> PreTrainedConfig:

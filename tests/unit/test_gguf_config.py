@@ -214,7 +214,7 @@ def test_weights_and_configuration_are_those_that_transformers_reads(
     theirs = hf.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     monkeypatch.setattr(gguf_reading, "completed", lambda config, *more: config)
     with path.open("rb") as file:
-        ours = config_of(path.name, read_header(file), lambda tensor: [])
+        ours = config_of(read_header(file))
     of_ours, of_theirs = (
         {key: value for key, value in config.to_dict().items() if key not in SET_LATER} for config in (ours, theirs)
     )
@@ -313,6 +313,14 @@ REFUSED: dict[str, tuple[Header, str]] = {
 def test_what_a_configuration_cannot_say_is_refused(header: Header, words: str) -> None:
     with refuses(LoadError, f"x.gguf rotary {words}"):
         check_header("x.gguf", header)
+
+
+def test_a_kind_that_is_not_known_is_named(gguf: Gguf) -> None:
+    write_gguf(Path(gguf.file))
+    content = Path(gguf.file).read_bytes().replace(b"llama", b"lhama")
+    Path(gguf.file).write_bytes(content)
+    with refuses(LoadError, "tiny.gguf lhama"):
+        load(preset_of(gguf), "float32", "cpu")
 
 
 def test_a_refusal_comes_before_the_conversion_and_keeps_nothing(gguf: Gguf, tmp_path: Path) -> None:
