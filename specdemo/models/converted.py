@@ -17,7 +17,6 @@ from .source import GGUF, ModelLocation, Source, weights_file
 from .store import (
     Progress,
     check_room,
-    disk_errors_in_words,
     has_sum,
     ignore,
     kept,
@@ -127,21 +126,14 @@ def converted(source: Converted, dtype: torch.dtype | None, progress: Progress) 
     exact = source.own_float32 and dtype == torch.float32
     copies = STORED if dtype == AS_STORED else EXACT if exact else source.copies
     variant = copies.get(dtype_name(dtype)) if dtype else None  # other types are cast from the first copy
-    with disk_errors_in_words(cache_folder()):
-        progress(None, "checking the weights")
-        source.check()
-        entry = source.entry(copies)
-
-        def is_whole() -> bool:
-            return _is_intact(entry, variant, copies)
-
-        def make(folder: Path) -> Path:
-            return _make(entry, source, copies, folder, progress)
-
-        return kept(entry, is_whole, make, progress), variant
+    progress(None, "checking the weights")
+    source.check()
+    entry = source.entry(copies)
+    is_whole, make = partial(_is_intact, entry, variant, copies), partial(_make, entry, source, copies, progress)
+    return kept(entry, is_whole, make, progress), variant
 
 
-def _make(entry: Path, source: Converted, copies: Copies, folder: Path, progress: Progress) -> Path:
+def _make(entry: Path, source: Converted, copies: Copies, progress: Progress, folder: Path) -> Path:
     """Fetch, check and convert in a folder beside the entry, which then becomes the entry."""
     if entry.exists():
         progress(None, "the stored weights are damaged: making them again")

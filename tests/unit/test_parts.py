@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,9 +120,8 @@ def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
     with pytest.raises(KeyboardInterrupt):
         converted(index.source, torch.bfloat16, cancel)
     (kept,) = (path for path in cache.iterdir() if path.is_dir())
-    assert sorted(path.name for path in kept.iterdir()) == ["downloaded.json", "model.gguf"]
-    with (kept / "model.gguf").open("ab") as file:
-        file.write(b"half of a part")
+    assert sorted(path.name for path in kept.iterdir()) == ["1.part", "2.part"]
+    (kept / "unpacked").write_bytes(b"half of a part")
     del fetched[:]
     folder, _ = converted(index.source, torch.bfloat16, ignore)
     assert fetched == ["tiny-part3"]
@@ -131,20 +129,18 @@ def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("damage", ["no record", "no file", "a short file", "a wrong record"])
-def test_a_damaged_left_over_is_downloaded_again(
-    index: SimpleNamespace, cache: Path, fetched: list[str], damage: str
+def test_a_damaged_left_over_is_refused_and_all_is_downloaded_again(
+    index: SimpleNamespace, cache: Path, fetched: list[str]
 ) -> None:
     left = index.source.entry(index.source.copies)
     left = left.with_name(f"{left.name}.parts")
     left.mkdir(parents=True)
-    if damage != "no file":
-        (left / "model.gguf").write_bytes(b"x" * 10)
-    if damage != "no record":
-        record = [] if damage == "a wrong record" else {"parts": 1, "bytes": 100}
-        (left / "downloaded.json").write_text(json.dumps(record))
+    (left / "1.part").write_bytes(b"x" * 10)
+    with refuses(LoadError, "tiny 3"):
+        converted(index.source, torch.bfloat16, ignore)
+    assert not left.exists()
     converted(index.source, torch.bfloat16, ignore)
-    assert len(fetched) == 3
+    assert fetched == ["tiny-part2", "tiny-part3", "tiny-part1", "tiny-part2", "tiny-part3"]
 
 
 def test_parts_that_are_gone_are_one_sentence_and_the_others_stay(

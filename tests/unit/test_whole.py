@@ -21,7 +21,6 @@ from specdemo.errors import BadInput
 from specdemo.models import converted as converting
 from specdemo.models import store
 from specdemo.models.converted import converted
-from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
@@ -165,14 +164,6 @@ def test_what_a_gguf_file_lacks_is_named_and_nothing_is_kept(
     assert {path.name.partition("-")[0] for path in cache.iterdir() if path.suffix not in (".lock", ".checked")} <= {
         "whole"
     }
-
-
-def test_half_of_what_experts_need_is_refused() -> None:
-    """transformers takes zeros for the other half."""
-    header = Header({"general.architecture": "qwen3moe"}, {"blk.0.ffn_up_exps.weight": (32, 16, 4)})
-    with refuses(LoadError, "blk.0.ffn_up_exps.weight blk.0.ffn_gate_exps.weight."):
-        check_header("moe.gguf", header)
-    check_header("moe.gguf", Header(header.fields, {**header.shapes, "blk.0.ffn_gate_exps.weight": (32, 16, 4)}))
 
 
 def test_what_an_earlier_version_made_of_a_file_is_made_again_and_deleted(cache: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def fetched(archive: Pinned) -> Path:
     entry = cache_folder() / f"{archive.package}-{archive.version}.tar.gz"
 
     def make(folder: Path) -> Path:
-        with downloaded(archive, folder, ignore) as file:
+        with downloaded(archive, archive, folder, ignore) as file:
             return file.rename(folder / "archive")
 
     return kept(entry, partial(has_sum, entry, archive.sha256), make, ignore)
