@@ -14,10 +14,11 @@ from specdemo.errors import BadInput
 from specdemo.studies import profile as profiling
 from specdemo.studies import theory
 from specdemo.studies.domains import CATEGORY, Domains
+from specdemo.studies.grid import OF_TEXT, Row
 from specdemo.studies.profile import Timing, costs, in_words, profile, steps
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
-from specdemo.studies.sweep import Sweep, SweepRun, best_k, summarise
+from specdemo.studies.sweep import Sweep, best_k, rows_of
 from specdemo.studies.tables import write_csv, write_json
 from tests.harness.classes import Loaded
 
@@ -117,19 +118,18 @@ SWEEP |= {"seeds": 1, "max_new_tokens": 8}
 
 
 def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
-    two = {"drafters": ["ngram", "layer-skip"], "temperatures": (0.0, 1.0), "seeds": 2}
+    two: dict[str, Any] = {"drafters": ["ngram", "layer-skip"], "temperatures": (0.0, 1.0), "seeds": 2}
     study = Sweep(loaded, {**SWEEP, **two, "ks": (0, 1, 3)})
-    assert len(list(study.run())) == study.steps == study.done == 2 * 2 * 2 * 4
+    assert len(list(study.run())) == study.steps == study.done == 4 + 2 * 2 * 2 * 4  # each case warms up
     runs = study.runs
-    assert [(run.drafter, run.k) for run in runs[:4]] == study.cases
+    cases = [(drafter, k) for drafter in two["drafters"] for k in (1, 3)]
+    assert [(run["drafter"], run["k"]) for run in runs[:4]] == cases
     for run in runs:
-        assert run.accepted <= run.tested <= run.drafted
-        assert run.tokens_per_second is not None
-        assert run.alone is not None
-        assert run.tokens_per_second > (run.tokens - 1) / run.seconds  # after the prompt
-        assert run.speedup == pytest.approx(run.tokens_per_second / run.alone)
-    rows = summarise(runs)
-    cases = [("none", 0), *study.cases]
+        assert run["accepted"] <= run["tested"] <= run["drafted"]
+        assert run["tokens_per_second"] > (run["tokens"] - 1) / run["seconds"]  # after the prompt
+        assert run["speedup"] == pytest.approx(run["tokens_per_second"] / run["alone"])
+    rows = rows_of(runs)
+    cases = [("none", 0), *cases]
     assert [(row["category"], row["temperature"], row["drafter"], row["k"]) for row in rows] == [
         (category, t, *case) for category in ("easy", "hard") for t in (0.0, 1.0) for case in cases
     ]
@@ -151,14 +151,15 @@ def test_a_sweep_that_cannot_run_is_refused_before_it_starts(loaded: Loaded) -> 
 
 def run(
     prompt: str, seed: int, k: int, speed: float, speedup: float | None, tested: int = 10, accepted: int = 5
-) -> SweepRun:
-    figures = *(21, 10, 2 * tested, tested, accepted, 2.0), speed, speed / speedup if speedup else None, speedup
-    return SweepRun(prompt, "easy", "ngram", k, 0.0, seed, *figures)
+) -> Row:
+    names = {"prompt_id": prompt, "category": "easy", "drafter": "ngram", "k": k, "temperature": 0.0, "seed": seed}
+    figures = zip(OF_TEXT, (21, 10, 2 * tested, tested, accepted, 2.0, speed), strict=True)
+    return {**names, **dict(figures), "alone": speed / speedup if speedup else None, "speedup": speedup}
 
 
 def test_a_summary_by_hand() -> None:
     runs = [run("a", 0, 2, 10, 1.0), run("a", 1, 2, 40, 4.0, 30, 25), run("b", 0, 2, 80, 8.0, 0, 0)]
-    alone, row = summarise(runs)
+    alone, row = rows_of(runs)
     assert row["tokens_per_second"].mean == pytest.approx(40)  # of 20 and 80: prompts count, not texts
     assert row["speedup"].mean == pytest.approx(4)
     assert row["speedup"].count == 2
@@ -170,7 +171,7 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_a_single_prompt_is_spread_over_its_seeds() -> None:
-    row = summarise([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])[1]
+    row = rows_of([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])[1]
     assert row["tokens_per_second"].count == 3
     assert row["tokens_per_second"].low < 100
 
@@ -185,7 +186,7 @@ def test_an_interval_does_not_reach_below_zero() -> None:
     assert (share.low, share.high) == (pytest.approx(0.95 - 12.706 * 0.05, abs=1e-4), 1)
 
 
-def runs_of(**speedups: list[float]) -> list[SweepRun]:
+def runs_of(**speedups: list[float]) -> list[Row]:
     """Runs by K, with a speed-up for each prompt."""
     return [run(str(n), 0, int(k[1:]), 10, s) for k, values in speedups.items() for n, s in enumerate(values)]
 
@@ -201,7 +202,7 @@ def runs_of(**speedups: list[float]) -> list[SweepRun]:
         (runs_of(k1=[0.8, 1.1, 0.9]), 0, [1], False, "K 1."),
     ],
 )
-def test_the_best_k(runs: list[SweepRun], k: int, tied: list[int], sure: bool, words: str) -> None:
+def test_the_best_k(runs: list[Row], k: int, tied: list[int], sure: bool, words: str) -> None:
     (best,) = best_k(runs)
     assert (best["k"], best["tied"], best["sure"]) == (k, tied, sure)
     assert tells(best["sentence"], words)

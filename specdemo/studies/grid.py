@@ -1,0 +1,240 @@
+"""The grid that studies share: every case writes every text with every setting, in turns; and one summary of the runs.
+
+A *run* is a row of names and figures: what was measured (a drafter, its K, a prompt ...), and what was found. A *cell*
+is all runs that have the same names on some *axes*, and the summary has a row for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import product
+from math import inf
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ..racing.stats import Stats
+from ..settings import Settings
+from ..system.imports import LazyModule
+from .prompts import Prompt
+from .statistics import Spread, geometric_mean, pooled_rate
+from .study import Study, settings_in
+from .tables import grouped
+
+if TYPE_CHECKING:
+    from ..decoding.events import Event
+    from ..models.loaded import Loaded
+    from ..racing import race
+else:
+    race = LazyModule("specdemo.racing.race")
+
+Row = dict[str, Any]
+Runs = Sequence[Mapping[str, Any]]
+Get = str | Callable[[Mapping[str, Any]], Any]
+"""The name of a figure of a run, or what makes one of it."""
+Figure = Callable[[Runs], Any]
+"""A figure of a row from the runs of its cell. Each has a `unit`, over which intervals are taken."""
+Figures = Mapping[str, Figure]
+Value = TypeVar("Value")
+
+ALONE = "none"  # the drafter of the target alone
+WARM_UP = 8  # tokens
+OF_TEXT = ("tokens", "rounds", "drafted", "tested", "accepted", "seconds", "tokens_per_second")
+
+
+# The summary ---------------------------------------------------------------------------------------------------
+
+
+def summarise(runs: Runs, axes: Sequence[str], figures: Figures, units: Sequence[str] = ("prompt_id",)) -> list[Row]:
+    """A row for each cell: its names, then its figures. The rows are sorted by the axes, the first one first, and the
+    names of an axis stand in the order in which the runs bring them.
+
+    Args:
+        units: the first of these of which a cell has several is the unit of its intervals.
+    """
+    places = [{name: place for place, name in enumerate(dict.fromkeys(run.get(axis) for run in runs))} for axis in axes]
+    cells = grouped(runs, lambda run: tuple(run.get(axis) for axis in axes))
+    rows = []
+    for key in sorted(cells, key=lambda key: [place[name] for place, name in zip(places, key, strict=True)]):
+        several = [unit for unit in units if len({run[unit] for run in cells[key]}) > 1]
+        unit = several[0] if several else units[-1]
+        mine = [{**run, "unit": run[unit]} for run in cells[key]]
+        rows.append({**dict(zip(axes, key, strict=True)), **{name: figure(mine) for name, figure in figures.items()}})
+    return rows
+
+
+def mean(of: Get, of_many: int = 1) -> Figure:
+    """The geometric mean of a figure over units, see `geometric_mean`; runs without it are left out."""
+    return lambda runs: geometric_mean(by_unit(runs, of), of_many)
+
+
+def rate(part: Get, whole: Get, most: float = inf) -> Figure:
+    """A rate over all runs together, with its interval over units; runs whose whole is unknown or 0 are left out."""
+
+    def pooled(runs: Runs) -> Spread | None:
+        units = grouped(runs, lambda run: run["unit"]).values()
+        return pooled_rate([_sums(mine, part, whole) for mine in units], most)
+
+    return pooled
+
+
+def share(part: Get, whole: Get) -> Figure:
+    """As `rate`, without an interval."""
+
+    def shared(runs: Runs) -> float | None:
+        parts, wholes = _sums(runs, part, whole)
+        return parts / wholes if wholes else None
+
+    return shared
+
+
+def total(of: Get) -> Figure:
+    return lambda runs: sum(_value(run, of) for run in runs)
+
+
+def average(of: Get) -> Figure:
+    """The arithmetic mean over runs, of those that have the figure."""
+    return lambda runs: fmean(known) if (known := values(runs, of)) else None
+
+
+def values(runs: Runs, of: Get) -> list[Any]:
+    """A figure of the runs in which it is known."""
+    return [value for run in runs if (value := _value(run, of)) is not None]
+
+
+def by_unit(runs: Runs, of: Get) -> dict[str, list[float]]:
+    """A figure of the runs that have it, by unit."""
+    return {unit: [*filter(None, values(mine, of))] for unit, mine in grouped(runs, lambda run: run["unit"]).items()}
+
+
+def paired(runs: Runs, base: Callable[[Mapping[str, Any]], bool], *same: str) -> list[Row]:
+    """The runs with their `speedup` over the base that wrote the `same`; None for the base and without one."""
+
+    def key(run: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(run[name] for name in same)
+
+    speeds = {key(run): run["tokens_per_second"] for run in runs if base(run)}
+
+    def ratio(run: Mapping[str, Any]) -> float | None:
+        speed, other = run["tokens_per_second"], speeds.get(key(run))
+        return None if base(run) or not speed or not other else speed / other
+
+    return [{**run, "speedup": ratio(run)} for run in runs]
+
+
+def _value(run: Mapping[str, Any], of: Get) -> Any:
+    return of(run) if callable(of) else run[of]
+
+
+def _sums(runs: Runs, part: Get, whole: Get) -> tuple[float, float]:
+    known = [(_value(run, part), size) for run in runs if (size := _value(run, whole))]
+    return sum(part for part, _ in known), sum(size for _, size in known)
+
+
+TOKENS_PER_ROUND = rate(lambda run: run["tokens"] - 1, "rounds")
+ACCEPTANCE_RATE, DRAFT_EFFICIENCY = (rate("accepted", whole, 1.0) for whole in ("tested", "drafted"))
+
+
+# The grid ------------------------------------------------------------------------------------------------------
+
+
+def rotated(items: Sequence[Value], turn: int) -> list[Value]:
+    """The items in their order, from another one on in each turn."""
+    first = turn % len(items)
+    return [*items[first:], *items[:first]]
+
+
+class Grid(Study):
+    """A study whose cases write texts in turns. It names its axes, figures and words.
+
+    `texts`, `settings` and `cases` are lists of names, see `plan`. The cases begin with another one at each text, so
+    that with no setting one always comes first.
+
+    Attributes:
+        axes: see `summarise`, as `units`.
+        figures: of a row, by name.
+        timed: whether times matter: then each case writes a few tokens before all others, to warm up.
+        runs: what was measured so far.
+        turn: the number of the text that is being written.
+    """
+
+    axes: ClassVar[Sequence[str]] = ()
+    figures: ClassVar[Figures] = {}
+    units: ClassVar[Sequence[str]] = ("prompt_id",)
+    timed: ClassVar[bool] = True
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)
+        self.runs: list[Row] = []
+        self.prompt_ids: dict[str, list[int]] = {}
+        self.turn = 0
+        self.plan([])
+
+    def plan(self, texts: Sequence[Row], cases: Sequence[Row] = ({},), settings: Sequence[Row] = ({},)) -> None:
+        """Say what is written: all of `settings_in` that they name holds for their runs."""
+        self.texts, self.cases, self.settings = texts, cases, settings
+        warm_up = len(cases) if self.timed else 0
+        self.steps = warm_up + len(texts) * len(settings) * len(cases)
+
+    def texts_of(self, prompts: Sequence[Prompt]) -> list[Row]:
+        """The names of some prompts."""
+        self.prompt_ids |= {prompt.id: self.loaded.encode(prompt.prompt) for prompt in prompts}
+        return [{"prompt_id": prompt.id, "category": prompt.category} for prompt in prompts]
+
+    def run(self) -> Iterator[str]:
+        for names in map(_joined, product(self.texts, self.settings, self.cases)):
+            self.check(names)  # before any is written
+        for names in map(_joined, product(self.texts[:1], self.settings[:1], self.cases if self.timed else ())):
+            few = min(WARM_UP, self.settings_of(names).max_new_tokens)
+            for _ in self.write({**names, "max_new_tokens": few}):
+                pass
+            self.done += 1
+            yield "Warming up"
+        for turn, text in enumerate(self.texts):
+            self.turn = turn
+            for names in map(_joined, product([text], self.settings, rotated(self.cases, self.turn))):
+                self.runs += ({**names, **found} for found in self.write(names))
+                self.done += 1
+                yield self.at(names)
+
+    def check(self, names: Row) -> None:
+        """Refuse what cannot be written."""
+        race.check_drafter(self.loaded, self.drafter_of(names))
+        for ids in self.ids_of(names):
+            race.check_fits(self.loaded, len(ids), self.settings_of(names), self.drafter_of(names))
+
+    def at(self, names: Row) -> str:
+        """What was written, in words."""
+        return "Writing texts"
+
+    def ids_of(self, names: Row) -> list[list[int]]:
+        """The prompts that are read."""
+        return [self.prompt_ids[names["prompt_id"]]]
+
+    def settings_of(self, names: Row) -> Settings:
+        return settings_in({**self.asked, **names})
+
+    def drafter_of(self, names: Row) -> str:
+        """The drafter that is named, or that was asked for."""
+        return str(names.get("drafter", self.asked.get("drafter", ALONE)))
+
+    def events(self, names: Row) -> Iterator[Event]:
+        (ids,) = self.ids_of(names)
+        return race.start(self.loaded, self.drafter_of(names), ids, self.settings_of(names))
+
+    def write(self, names: Row) -> Iterator[Row]:
+        """Write one text: its figures, in one row or more; none if it is too short to have any."""
+        with closing(self.events(names)) as events:  # type: ignore[type-var]
+            yield figures_of(Stats.of(events))
+
+    def rows(self) -> list[Row]:
+        return summarise(self.runs, self.axes, self.figures, self.units)
+
+
+def _joined(names: Iterable[Row]) -> Row:
+    return {name: value for some in names for name, value in some.items()}
+
+
+def figures_of(stats: Stats) -> Row:
+    """The figures of a text by the names of `OF_TEXT`."""
+    return {name: getattr(stats, name) for name in OF_TEXT}
