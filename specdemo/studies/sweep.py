@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadInput
+from ..formats import formatted
 from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
 from ..settings import COMMAND, FORM, MAX_K, Field
@@ -167,10 +168,7 @@ def _best(names: Mapping[str, Any], by_k: Mapping[int | str, Mapping[str, Sequen
     best, tied = best_of({**nothing, **logs})
     k = best or max(logs, key=lambda k: fmean(logs[k].values()))
     gain = geometric_mean(by_k[k], len(logs))
-    assert gain is not None
-    gained = f"{gain.mean:.2f}× the target alone"
-    if gain.low is not None:
-        gained += f" ({gain.low:.2f} to {gain.high:.2f})"
+    gained = f"{formatted(gain, 'times')} the target alone"
     of = f" of {len(logs)}" if len(logs) > 1 else ""
     if best == 0:
         sentence = f"{where}: do not speculate; the fastest{of} was {gained}, with K = {k}."
