@@ -171,10 +171,12 @@ class Grid(Study):
         self.plan([])
 
     def plan(self, texts: Sequence[Row], cases: Sequence[Row] = ({},), settings: Sequence[Row] = ({},)) -> None:
-        """Say what is written: all of `settings_in` that they name holds for their runs."""
+        """Say what is written, and refuse what cannot be. Names of `settings_in` hold for their runs."""
         self.texts, self.cases, self.settings = texts, cases, settings
         warm_up = len(cases) if self.timed else 0
         self.steps = warm_up + len(texts) * len(settings) * len(cases)
+        for names in map(_joined, product(texts, settings, cases)):
+            self.check(names)
 
     def texts_of(self, prompts: Sequence[Prompt]) -> list[Row]:
         """The names of some prompts."""
@@ -182,8 +184,6 @@ class Grid(Study):
         return [{"prompt_id": prompt.id, "category": prompt.category} for prompt in prompts]
 
     def run(self) -> Iterator[str]:
-        for names in map(_joined, product(self.texts, self.settings, self.cases)):
-            self.check(names)  # before any is written
         for names in map(_joined, product(self.texts[:1], self.settings[:1], self.cases if self.timed else ())):
             few = min(WARM_UP, self.settings_of(names).max_new_tokens)
             for _ in self.write({**names, "max_new_tokens": few}):
@@ -199,9 +199,11 @@ class Grid(Study):
 
     def check(self, names: Row) -> None:
         """Refuse what cannot be written."""
-        race.check_drafter(self.loaded, self.drafter_of(names))
+        drafter, settings = self.drafter_of(names), self.settings_of(names)
+        race.check_drafter(self.loaded, drafter)
+        race.check_rule(drafter, settings)
         for ids in self.ids_of(names):
-            race.check_fits(self.loaded, len(ids), self.settings_of(names), self.drafter_of(names))
+            race.check_fits(self.loaded, len(ids), settings, drafter)
 
     def at(self, names: Row) -> str:
         """What was written, in words."""
