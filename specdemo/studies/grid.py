@@ -17,7 +17,7 @@ from ..racing.stats import Stats
 from ..settings import Settings
 from ..system.imports import LazyModule
 from .prompts import Prompt
-from .statistics import Spread, geometric_mean, pooled_rate
+from .statistics import geometric_mean, pooled_rate
 from .study import Study, settings_in
 from .tables import grouped
 
@@ -70,12 +70,12 @@ def mean(of: Get, of_many: int = 1) -> Figure:
 
 def rate(part: Get, whole: Get, most: float = inf) -> Figure:
     """A rate over all runs together, with its interval over units; runs whose whole is unknown or 0 are left out."""
+    return lambda runs: pooled_rate([*parts(runs, part, whole).values()], most)
 
-    def pooled(runs: Runs) -> Spread | None:
-        units = grouped(runs, lambda run: run["unit"]).values()
-        return pooled_rate([_sums(mine, part, whole) for mine in units], most)
 
-    return pooled
+def parts(runs: Runs, part: Get, whole: Get, unit: str = "unit") -> dict[str, tuple[float, float]]:
+    """The part and the whole of each unit, see `rate`."""
+    return {name: _sums(mine, part, whole) for name, mine in grouped(runs, lambda run: run[unit]).items()}
 
 
 def share(part: Get, whole: Get) -> Figure:
