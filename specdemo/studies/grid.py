@@ -92,9 +92,9 @@ def total(of: Get) -> Figure:
     return lambda runs: sum(_value(run, of) for run in runs)
 
 
-def average(of: Get) -> Figure:
-    """The arithmetic mean over runs, of those that have the figure."""
-    return lambda runs: fmean(known) if (known := values(runs, of)) else None
+def average(of: Get, by: Callable[[Sequence[float]], float] = fmean) -> Figure:
+    """The arithmetic mean, or another one, over the runs that have the figure."""
+    return lambda runs: by(known) if (known := values(runs, of)) else None
 
 
 def values(runs: Runs, of: Get) -> list[Any]:
@@ -123,7 +123,7 @@ def paired(runs: Runs, base: Callable[[Mapping[str, Any]], bool], *same: str) ->
 
 
 def _value(run: Mapping[str, Any], of: Get) -> Any:
-    return of(run) if callable(of) else run[of]
+    return of(run) if callable(of) else run.get(of)
 
 
 def _sums(runs: Runs, part: Get, whole: Get) -> tuple[float, float]:

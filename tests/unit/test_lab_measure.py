@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
+from specdemo.decoding.events import Round
+from specdemo.drafters.names import DRAFTERS
 from specdemo.errors import BadInput
-from specdemo.studies import profile as profiling
 from specdemo.studies import theory
 from specdemo.studies.domains import CATEGORY, Domains
-from specdemo.studies.grid import OF_TEXT, Row
-from specdemo.studies.profile import Timing, costs, in_words, profile, steps
+from specdemo.studies.grid import OF_TEXT, Row, values
+from specdemo.studies.profile import Profile, _timed_drafts, costs, in_words, parts_of
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
 from specdemo.studies.sweep import Sweep, best_k, rows_of
 from specdemo.studies.tables import write_csv, write_json
+from specdemo.tokens import DraftedToken, DraftOutcome
 from tests.harness.classes import Loaded
 
 from ..sentences import gist, refuses, tells
@@ -30,14 +32,16 @@ PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "o
 # Profile ---------------------------------------------------------------------------------------------------
 
 
+def profile(loaded: Loaded, *drafters: str, **asked: Any) -> Profile:
+    return Profile(loaded, {"drafters": drafters, "k": 3, "repeats": 2, "prompt": "the cat", **asked})
+
+
 def test_a_profile_times_every_part(loaded: Loaded) -> None:
     drafters = ["ngram", "layer-skip"]
-    lists = list(profile(loaded, loaded.encode("the cat"), drafters, k=3, new_tokens=8, repeats=2))
-    assert len(lists) == steps(loaded, drafters, 2) == 18
-    assert [bool(part) for part in lists] == [False] * 6 + [True] * 12
-    timings = [timing for part in lists for timing in part]
-    assert all(timing.seconds >= 0 for timing in timings)
-    summary = profiling.summarise(timings)
+    study = profile(loaded, *drafters, max_new_tokens=8)
+    assert len([*study.run()]) == study.steps == study.done == 18
+    assert all(value >= 0 for run in study.runs for name in ("seconds", "first") for value in values([run], name))
+    summary = study.result()
     assert [row["model"] for row in summary["models"]] == ["target", "draft model"]
     passes = [(row["model"], row["tokens"]) for row in summary["passes"]]
     assert passes == [(model, tokens) for model in ("target", "draft model") for tokens in range(1, 18)]
@@ -47,25 +51,39 @@ def test_a_profile_times_every_part(loaded: Loaded) -> None:
 
 
 def test_a_stopped_profile_can_be_summarised(loaded: Loaded) -> None:
-    lists = profile(loaded, loaded.encode("the cat"), ["ngram"])
-    assert not any(profiling.summarise(next(lists)).values())
-    summary = profiling.summarise(next(filter(None, lists)))
+    study = profile(loaded, "ngram")
+    steps = study.run()
+    assert [next(steps) for _ in study.cases] == ["Warming up"] * len(study.cases)
+    assert not any(study.result().values())
+    next(steps)
+    summary = study.result()
     assert summary["models"][0]["model"] == "target"
     assert summary["passes"] == summary["drafters"] == []
 
 
-TIMINGS = [
-    *[Timing("first token", "target", 9, seconds) for seconds in (0.2, 0.4, 0.3)],
-    *[Timing("token", "target", 1, seconds / 1000) for seconds in range(10, 31, 2)],
-    *[Timing("pass", "target", 1, seconds) for seconds in (0.020, 0.010, 0.090)],
-    *[Timing("pass", "target", 2, seconds) for seconds in (0.025, 0.025, 0.023)],
-    *[Timing("draft", "ngram", 4, seconds) for seconds in (0.004, 0.004, 0.012)],
-    *[Timing("draft", "prompt-lookup", 0, 0.001)],
+def passes(tokens: int, *seconds: float) -> list[Row]:
+    return [{"part": "pass", "model": "target", "tokens": tokens, "seconds": each, "prompt_id": ""} for each in seconds]
+
+
+def drafts(drafter: str, *timed: tuple[int, float]) -> list[Row]:
+    parallel, made = DRAFTERS[drafter].parallel_drafting, [DraftedToken(1, DraftOutcome.UNTESTED)] * 8
+    events = [Round(0, tuple(made[:tokens]), (), seconds, 0.0, 0.0) for tokens, seconds in timed]
+    return [{"part": "draft", "drafter": drafter, "prompt_id": "", **row} for row in _timed_drafts(events, parallel)]
+
+
+TOKEN = {"part": "token", "model": "target", "prompt_id": ""}
+RUNS: list[Row] = [
+    *[{**TOKEN, "first": seconds} for seconds in (0.2, 0.4, 0.3)],
+    *[{**TOKEN, "seconds": seconds / 1000} for seconds in range(10, 31, 2)],
+    *passes(1, 0.020, 0.010, 0.090),
+    *passes(2, 0.025, 0.025, 0.023),
+    *drafts("ngram", (4, 0.004), (4, 0.004), (4, 0.012)),
+    *drafts("prompt-lookup", (0, 0.001)),
 ]
 
 
 def test_a_profile_by_hand() -> None:
-    summary = profiling.summarise(TIMINGS)
+    summary = parts_of(RUNS)
     (model,), (one, two), (ngram, lookup) = summary["models"], summary["passes"], summary["drafters"]
     assert model == {
         "model": "target",
@@ -82,11 +100,11 @@ def test_a_profile_by_hand() -> None:
 
 
 def test_the_costs_of_a_profile_for_the_theory() -> None:
-    found = costs(profiling.summarise(TIMINGS), "ngram")
+    found = costs(parts_of(RUNS), "ngram")
     assert found is not None
     assert found.round(1) == pytest.approx(0.05 + 1.25)
-    assert costs(profiling.summarise(TIMINGS), "prompt-lookup") is None
-    lines = in_words(profiling.summarise(TIMINGS), 1)
+    assert costs(parts_of(RUNS), "prompt-lookup") is None
+    lines = in_words(parts_of(RUNS), 1)
     assert gist(lines[0]) == "One 2 1.25 checking"
     assert tells(lines[1], "K 1 30%")
     assert tells(lines[2], "prompt-lookup found")
@@ -94,8 +112,7 @@ def test_the_costs_of_a_profile_for_the_theory() -> None:
 
 @pytest.mark.parametrize("drafter", ["block", "lookup-block"])
 def test_a_draft_made_at_once_costs_the_same_however_long_it_is(drafter: str) -> None:
-    timings = [*TIMINGS, *[Timing("draft", drafter, tokens, 0.004) for tokens in (2, 4, 8)]]
-    summary = profiling.summarise(timings)
+    summary = parts_of([*RUNS, *drafts(drafter, *((tokens, 0.004) for tokens in (2, 4, 8)))])
     row = summary["drafters"][-1]
     assert (row["parallel"], row["draft_cost"], row["ms_per_drafted_token"]) == (True, 0.2, 1.0)
     found = costs(summary, drafter)
@@ -107,7 +124,7 @@ def test_a_draft_made_at_once_costs_the_same_however_long_it_is(drafter: str) ->
 
 def test_a_prompt_without_room_is_refused(loaded: Loaded) -> None:
     with refuses(BadInput, "context"):
-        next(profile(loaded, [5] * loaded.context, []))
+        profile(loaded, prompt="the cat sat " * loaded.context)
 
 
 # Sweep -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ Point = list[float | None]
 
 
 def of_profile(study: Profile) -> Picture:
-    if not study.timings:
+    if not study.runs:
         return []
     found = study.result()
     curves = [
