@@ -61,7 +61,7 @@ class DraftsAhead(Grid):
         ),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
-    axes = ("k", "fan_out", "method")
+    axes = ("method", "k", "fan_out")
     figures: ClassVar[Figures] = {
         "tokens_per_second": mean("tokens_per_second"),
         "speedup": mean("speedup"),
@@ -168,7 +168,7 @@ def rows_of(runs: Runs) -> list[Row]:
     plain = summarise([run for run in runs if run["method"] == PLAIN], ("k",), speeds)
     fastest = max(plain, key=lambda row: row["speed"].mean)["k"] if plain else None
     pairs = paired(runs, lambda run: (run["method"], run.get("k")) == (PLAIN, fastest), "prompt_id")
-    return [{"method": row["method"], **row} for row in summarise(pairs, DraftsAhead.axes, DraftsAhead.figures)]
+    return summarise(pairs, DraftsAhead.axes, DraftsAhead.figures)
 
 
 def _milliseconds(seconds: Iterable[float]) -> float | None:

@@ -6,9 +6,9 @@ is all runs that have the same names on some *axes*, and the summary has a row f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import product
+from itertools import chain, product
 from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -29,8 +29,8 @@ else:
     race = LazyModule("specdemo.racing.race")
 
 Row = dict[str, Any]
-Runs = Sequence[Mapping[str, Any]]
-Get = str | Callable[[Mapping[str, Any]], Any]
+Runs = Sequence[Row]
+Get = str | Callable[[Row], Any]
 """The name of a figure of a run, or what makes one of it."""
 Figure = Callable[[Runs], Any]
 """A figure of a row from the runs of its cell. Each has a `unit`, over which intervals are taken."""
@@ -46,20 +46,17 @@ OF_TEXT = ("tokens", "rounds", "drafted", "tested", "accepted", "seconds", "toke
 
 
 def summarise(runs: Runs, axes: Sequence[str], figures: Figures, units: Sequence[str] = ("prompt_id",)) -> list[Row]:
-    """A row for each cell: its names, then its figures. The rows are sorted by the axes, the first one first, and the
-    names of an axis stand in the order in which the runs bring them.
+    """A row for each cell, in the order in which the runs bring them: its names, then its figures.
 
     Args:
         units: the first of these of which a cell has several is the unit of its intervals.
     """
-    places = [{name: place for place, name in enumerate(dict.fromkeys(run.get(axis) for run in runs))} for axis in axes]
-    cells = grouped(runs, lambda run: tuple(run.get(axis) for axis in axes))
     rows = []
-    for key in sorted(cells, key=lambda key: [place[name] for place, name in zip(places, key, strict=True)]):
-        several = [unit for unit in units if len({run[unit] for run in cells[key]}) > 1]
-        unit = several[0] if several else units[-1]
-        mine = [{**run, "unit": run[unit]} for run in cells[key]]
-        rows.append({**dict(zip(axes, key, strict=True)), **{name: figure(mine) for name, figure in figures.items()}})
+    for key, cell in grouped(runs, lambda run: tuple(run.get(axis) for axis in axes)).items():
+        several = [unit for unit in units if len({run[unit] for run in cell}) > 1]
+        mine = [{**run, "unit": run[[*several, units[-1]][0]]} for run in cell]
+        names = dict(zip(axes, key, strict=True))
+        rows.append({**names, **{name: figure(mine) for name, figure in figures.items()}})
     return rows
 
 
@@ -102,27 +99,27 @@ def values(runs: Runs, of: Get) -> list[Any]:
     return [value for run in runs if (value := _value(run, of)) is not None]
 
 
-def by_unit(runs: Runs, of: Get) -> dict[str, list[float]]:
+def by_unit(runs: Runs, of: Get, unit: str = "unit") -> dict[str, list[float]]:
     """A figure of the runs that have it, by unit."""
-    return {unit: [*filter(None, values(mine, of))] for unit, mine in grouped(runs, lambda run: run["unit"]).items()}
+    return {name: [*filter(None, values(mine, of))] for name, mine in grouped(runs, lambda run: run[unit]).items()}
 
 
-def paired(runs: Runs, base: Callable[[Mapping[str, Any]], bool], *same: str) -> list[Row]:
+def paired(runs: Runs, base: Callable[[Row], bool], *same: str) -> list[Row]:
     """The runs with their `speedup` over the base that wrote the `same`; None for the base and without one."""
 
-    def key(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    def key(run: Row) -> tuple[Any, ...]:
         return tuple(run[name] for name in same)
 
     speeds = {key(run): run["tokens_per_second"] for run in runs if base(run)}
 
-    def ratio(run: Mapping[str, Any]) -> float | None:
+    def ratio(run: Row) -> float | None:
         speed, other = run["tokens_per_second"], speeds.get(key(run))
         return None if base(run) or not speed or not other else speed / other
 
     return [{**run, "speedup": ratio(run)} for run in runs]
 
 
-def _value(run: Mapping[str, Any], of: Get) -> Any:
+def _value(run: Row, of: Get) -> Any:
     return of(run) if callable(of) else run.get(of)
 
 
@@ -175,8 +172,8 @@ class Grid(Study):
         self.texts, self.cases, self.settings = texts, cases, settings
         warm_up = len(cases) if self.timed else 0
         self.steps = warm_up + len(texts) * len(settings) * len(cases)
-        for names in map(_joined, product(texts, settings, cases)):
-            self.check(names)
+        for text, case, setting in product(texts, cases, settings):
+            self.check({**text, **case, **setting})
 
     def texts_of(self, prompts: Sequence[Prompt]) -> list[Row]:
         """The names of some prompts."""
@@ -184,7 +181,8 @@ class Grid(Study):
         return [{"prompt_id": prompt.id, "category": prompt.category} for prompt in prompts]
 
     def run(self) -> Iterator[str]:
-        for names in map(_joined, product(self.texts[:1], self.settings[:1], self.cases if self.timed else ())):
+        for case in self.cases if self.timed else ():
+            names = {**self.texts[0], **case, **self.settings[0]}
             few = min(WARM_UP, self.settings_of(names).max_new_tokens)
             for _ in self.write({**names, "max_new_tokens": few}):
                 pass
@@ -192,10 +190,14 @@ class Grid(Study):
             yield "Warming up"
         for turn, text in enumerate(self.texts):
             self.turn = turn
-            for names in map(_joined, product([text], self.settings, rotated(self.cases, self.turn))):
-                self.runs += ({**names, **found} for found in self.write(names))
-                self.done += 1
-                yield self.at(names)
+            for settings in self.settings:
+                before, found = len(self.runs), list[list[Row]]([] for _ in self.cases)
+                for place in rotated(range(len(self.cases)), turn):
+                    names = {**text, **self.cases[place], **settings}
+                    found[place] = [{**names, **one} for one in self.write(names)]
+                    self.runs[before:] = chain(*found)  # in the order of the cases, whichever began
+                    self.done += 1
+                    yield self.at(names)
 
     def check(self, names: Row) -> None:
         """Refuse what cannot be written."""
@@ -231,10 +233,6 @@ class Grid(Study):
 
     def rows(self) -> list[Row]:
         return summarise(self.runs, self.axes, self.figures, self.units)
-
-
-def _joined(names: Iterable[Row]) -> Row:
-    return {name: value for some in names for name, value in some.items()}
 
 
 def figures_of(stats: Stats) -> Row:

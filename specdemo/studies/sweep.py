@@ -135,7 +135,7 @@ def rows_of(runs: Runs) -> list[Row]:
     return summarise(both, Sweep.axes, Sweep.figures, Sweep.units)
 
 
-def _alone(run: Mapping[str, Any]) -> Row:
+def _alone(run: Row) -> Row:
     """The target alone in a run, as a run of its own."""
     nothing = dict.fromkeys(("rounds", "drafted", "tested", "accepted"))
     return {**run, **nothing, "drafter": ALONE, "k": 0, "tokens_per_second": run["alone"], "speedup": 1.0}
@@ -154,7 +154,7 @@ def best_k(runs: Runs) -> list[Row]:
     return [row | _best(row, row.pop("by_k")) for row in rows]
 
 
-def _k(run: Mapping[str, Any]) -> int | str:
+def _k(run: Row) -> int | str:
     return run["k"]
 
 

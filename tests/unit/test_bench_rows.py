@@ -17,7 +17,7 @@ from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
 from tools.bench.__main__ import app
 from tools.bench.results import drafters_markdown, markdown, read_record, spread, trees_markdown
-from tools.bench.rows import Row, summarise
+from tools.bench.rows import Row, summary
 from tools.bench.rows import command as command_line
 from tools.bench.tables import text_table
 from tools.bench.turns import in_turns
@@ -38,7 +38,7 @@ def run(
 
 
 def over_all(runs: list[Row]) -> list[Row]:
-    return [row for row in summarise(runs) if row["category"] == "all"]
+    return [row for row in summary(runs) if row["category"] == "all"]
 
 
 def test_ratios_are_taken_run_by_run_and_averaged_as_logarithms() -> None:
@@ -67,12 +67,12 @@ def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> N
         for k, both in rates.items()
         for prompt, rate in zip("ab", both, strict=True)
     ]
-    held = {row["category"]: row["ratio_to_best_k"] for row in summarise(runs) if row["k"] == AUTO}
+    held = {row["category"]: row["ratio_to_best_k"] for row in summary(runs) if row["k"] == AUTO}
     assert (held["easy"]["k"], held["easy"]["mean"]) == (2, pytest.approx(0.6))
     assert (held["hard"]["k"], held["hard"]["mean"]) == (8, pytest.approx(1.2))
     assert (held["all"]["k"], held["all"]["mean"]) == (2, pytest.approx((0.6 * 3) ** 0.5))  # by ratios, not by tokens/s
-    assert all(row["ratio_to_best_k"] is None for row in summarise(runs) if row["k"] != AUTO)
-    assert all(row["ratio_to_best_k"] is None for row in summarise([run for run in runs if run["k"] in (0, AUTO)]))
+    assert all(row["ratio_to_best_k"] is None for row in summary(runs) if row["k"] != AUTO)
+    assert all(row["ratio_to_best_k"] is None for row in summary([run for run in runs if run["k"] in (0, AUTO)]))
 
 
 def test_each_turn_begins_with_another_work() -> None:

@@ -180,7 +180,7 @@ def test_the_order_of_the_cases_rotates_and_each_has_a_baseline_of_its_own(simul
     assert len(pairs) == len(runs) == 10 * len(SPEED_UPS)
     assert all({drafter for drafter, _ in pair} == {"none", "ngram"} for pair in pairs)
     assert Counter(pair[0][0] for pair in pairs) == {"none": 25, "ngram": 25}
-    firsts = Counter(runs[text * len(SPEED_UPS)]["k"] for text in range(10))
+    firsts = Counter(pairs[text * len(SPEED_UPS)][0][1] for text in range(10))
     assert firsts == dict.fromkeys(SPEED_UPS, 2)
 
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from specdemo.studies.grid import rotated
 from specdemo.studies.statistics import Spread
 
 Name = TypeVar("Name")
 Value = TypeVar("Value")
-
-
-def rotated(items: Sequence[Value], turn: int) -> list[Value]:
-    """The items in their order, from another one on in each turn."""
-    first = turn % len(items)
-    return [*items[first:], *items[:first]]
 
 
 def in_turns(works: Mapping[Name, Callable[[], Value]], turns: int) -> dict[Name, list[Value]]:
