@@ -46,18 +46,20 @@ OF_TEXT = ("tokens", "rounds", "drafted", "tested", "accepted", "seconds", "toke
 
 
 def summarise(runs: Runs, axes: Sequence[str], figures: Figures, units: Sequence[str] = ("prompt_id",)) -> list[Row]:
-    """A row for each cell, in the order in which the runs bring them: its names, then its figures.
+    """A row for each cell, in the order in which the runs bring them: its names, then its figures."""
+    cells = grouped(runs, lambda run: tuple(run.get(axis) for axis in axes))
+    return [{**dict(zip(axes, key, strict=True)), **cell(mine, figures, units)} for key, mine in cells.items()]
+
+
+def cell(runs: Runs, figures: Figures, units: Sequence[str] = ("prompt_id",)) -> Row:
+    """The figures of some runs.
 
     Args:
-        units: the first of these of which a cell has several is the unit of its intervals.
+        units: the first of these of which there are several is the unit of the intervals.
     """
-    rows = []
-    for key, cell in grouped(runs, lambda run: tuple(run.get(axis) for axis in axes)).items():
-        several = [unit for unit in units if len({run[unit] for run in cell}) > 1]
-        mine = [{**run, "unit": run[[*several, units[-1]][0]]} for run in cell]
-        names = dict(zip(axes, key, strict=True))
-        rows.append({**names, **{name: figure(mine) for name, figure in figures.items()}})
-    return rows
+    several = [unit for unit in units if len({run[unit] for run in runs}) > 1]
+    mine = [{**run, "unit": run[[*several, units[-1]][0]]} for run in runs]
+    return {name: figure(mine) for name, figure in figures.items()}
 
 
 def mean(of: Get, of_many: int = 1) -> Figure:
