@@ -20,7 +20,7 @@ from ..servers.flags import elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from .diagnosis import NO, PAYS, UNCLEAR, YES, Diagnosis
-from .grid import Figures, average, share, summarise
+from .grid import Figures, Row, average, share, summarise
 from .report import html_page, tables_of
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Table, table
@@ -94,7 +94,7 @@ class Check(Study):
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
         self.trials: dict[str, list[examination.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
-        self.perplexities: list[perplexity.Perplexity] = []  # where the weights are quantized
+        self.perplexities: list[Row] = []  # where the weights are quantized
         self.not_compared: list[str] = []  # why some are missing then
         self.found: Diagnosis | None = None  # what there is so far
         self._began = time.monotonic()
@@ -253,8 +253,7 @@ class Check(Study):
         """At most `OWN_TABLES`, then those of the diagnosis."""
         shown = super().tables() if self.trials else []
         if self.perplexities:
-            rows = [found.as_row() for found in self.perplexities]
-            shown.append(table("What the weights cost in quality", perplexity.COLUMNS, rows))
+            shown.append(table("What the weights cost in quality", perplexity.COLUMNS, self.perplexities))
         if others := self.elsewhere():
             shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
         return shown + (tables_of(self.found) if self.found else [])

@@ -67,9 +67,10 @@ def mean(of: Get, of_many: int = 1) -> Figure:
     return lambda runs: geometric_mean(by_unit(runs, of), of_many)
 
 
-def rate(part: Get, whole: Get, most: float = inf) -> Figure:
-    """A rate over all runs together, with its interval over units; runs whose whole is unknown or 0 are left out."""
-    return lambda runs: pooled_rate([*parts(runs, part, whole).values()], most)
+def rate(part: Get, whole: Get, most: float = inf, least: float = 0.0) -> Figure:
+    """A rate over all runs together, with its interval over units. Runs are left out whose part is unknown, or whose
+    whole is unknown or 0."""
+    return lambda runs: pooled_rate([*parts(runs, part, whole).values()], most, least)
 
 
 def parts(runs: Runs, part: Get, whole: Get, unit: str = "unit") -> dict[str, tuple[float, float]]:
@@ -126,8 +127,9 @@ def _value(run: Row, of: Get) -> Any:
 
 
 def _sums(runs: Runs, part: Get, whole: Get) -> tuple[float, float]:
-    known = [(_value(run, part), size) for run in runs if (size := _value(run, whole))]
-    return sum(part for part, _ in known), sum(size for _, size in known)
+    both = [(_value(run, part), size) for run in runs if (size := _value(run, whole))]
+    known = [(one, size) for one, size in both if one is not None]
+    return sum(one for one, _ in known), sum(size for _, size in known)
 
 
 TOKENS_PER_ROUND = rate(lambda run: run["tokens"] - 1, "rounds")
