@@ -125,8 +125,13 @@ class DraftsAhead(Grid):
     def words(self) -> list[str]:
         return in_words(self.rows(), self.shared)
 
-    def rows(self) -> list[Row]:
-        return rows_of(self.runs)
+    @classmethod
+    def compared(cls, runs: Runs) -> Runs:
+        """With speculation with its fastest K, by prompt."""
+        speeds = {"speed": mean("tokens_per_second")}
+        plain = summarise([run for run in runs if run["method"] == PLAIN], ("k",), speeds)
+        fastest = max(plain, key=lambda row: row["speed"].mean)["k"] if plain else None
+        return paired(runs, lambda run: (run["method"], run.get("k")) == (PLAIN, fastest), "prompt_id")
 
 
 class Times(NamedTuple):
@@ -160,15 +165,6 @@ def simulated(times: Sequence[Times]) -> float:
     """
     hits = [*(one.hit for one in times[1:]), False]
     return sum(one.drafting + max(one.passing, one.preparing * hit) for one, hit in zip(times, hits, strict=True))
-
-
-def rows_of(runs: Runs) -> list[Row]:
-    """A row for each way to write. `speedup` is over speculation with its fastest K, by prompt, and None for that."""
-    speeds = {"speed": mean("tokens_per_second")}
-    plain = summarise([run for run in runs if run["method"] == PLAIN], ("k",), speeds)
-    fastest = max(plain, key=lambda row: row["speed"].mean)["k"] if plain else None
-    pairs = paired(runs, lambda run: (run["method"], run.get("k")) == (PLAIN, fastest), "prompt_id")
-    return summarise(pairs, DraftsAhead.axes, DraftsAhead.figures)
 
 
 def _milliseconds(seconds: Iterable[float]) -> float | None:

@@ -78,10 +78,6 @@ class Causes(Grid):
         ("clear", "more than chance", "yes"),
     )
 
-    @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return not asked.get("server")
-
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
         self.writers: dict[Any, writers.Writer] = {}
@@ -150,7 +146,7 @@ class Causes(Grid):
         if thinking is not None:
             kwargs = {**loaded.preset.chat_template_kwargs, "enable_thinking": thinking}
             loaded = replace(loaded, preset=replace(loaded.preset, chat_template_kwargs=kwargs))
-        return writers.PresetWriter(loaded, *self.given("drafter k"))
+        return writers.PresetWriter(loaded, self.asked["drafter"], self.asked["k"])
 
     def at(self, names: Row) -> str:
         return f"{names['cause'].capitalize()}: {names['condition']}"

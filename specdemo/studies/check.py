@@ -99,10 +99,6 @@ class Check(Study):
         self.found: Diagnosis | None = None  # what there is so far
         self._began = time.monotonic()
 
-    @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return not asked.get("server")
-
     def run(self) -> Iterator[str]:
         self.steps, self._began = self.asked["seconds"], time.monotonic()
         if self.asked.get("baseline") and not self.asked.get("server"):

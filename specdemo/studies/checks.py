@@ -57,7 +57,8 @@ class Lossless(Study):
         self.steps = greedy.steps(self.texts, [asked["drafter"]]) + 1 + (batches + 1 if batches else 0)
 
     def run(self) -> Iterator[str]:
-        drafter, k, temperature, rounds, rule, broken = self.given("drafter k temperature rounds rule broken")
+        names = "drafter", "k", "temperature", "rounds", "rule", "broken"
+        drafter, k, temperature, rounds, rule, broken = map(self.asked.__getitem__, names)
         for check in greedy.greedy(self.loaded, self.texts, [drafter], Settings(k=k, max_new_tokens=48)):
             self.checks.append(check)
             self.done += 1

@@ -63,10 +63,6 @@ class Domains(Grid):
         ("draft_efficiency", "draft efficiency", ".0%"),
     )
 
-    @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return not asked.get("traces")
-
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
         if self.needs_models(asked):

@@ -205,7 +205,7 @@ class Theory(Study):
         self.steps = self.profile.steps + 1
 
     def run(self) -> Iterator[str]:
-        ids, (drafter, k) = self.loaded.encode(self.asked["prompt"]), self.given("drafter k")
+        ids, drafter, k = self.loaded.encode(self.asked["prompt"]), self.asked["drafter"], self.asked["k"]
         for words in self.profile.run():
             self.done += 1
             yield words

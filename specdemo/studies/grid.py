@@ -235,8 +235,17 @@ class Grid(Study):
         with closing(self.events(names)) as events:  # type: ignore[type-var]
             yield figures_of(Stats.of(events))
 
+    @classmethod
+    def compared(cls, runs: Runs) -> Runs:
+        """The runs with what is known of them beside others."""
+        return runs
+
+    @classmethod
+    def rows_of(cls, runs: Runs) -> list[Row]:
+        return summarise(cls.compared(runs), cls.axes, cls.figures, cls.units)
+
     def rows(self) -> list[Row]:
-        return summarise(self.runs, self.axes, self.figures, self.units)
+        return self.rows_of(self.runs)
 
 
 def figures_of(stats: Stats) -> Row:

@@ -12,7 +12,7 @@ from ..errors import BadInput
 from ..formats import formatted
 from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, read_k
 from ..system.imports import LazyModule
-from .grid import ALONE, Figures, Grid, Row, Runs, mean, paired, share, summarise
+from .grid import ALONE, Figures, Grid, Row, Runs, mean, paired, share
 from .statistics import Spread
 from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, temperature_field
 
@@ -99,17 +99,13 @@ class BatchStudy(Grid):
     def at(self, names: Row) -> str:
         return f"{names['batch']} at once"
 
-    def rows(self) -> list[Row]:
-        return rows_of(self.runs)
+    @classmethod
+    def compared(cls, runs: Runs) -> Runs:
+        """The groups in pairs."""
+        return paired(runs, lambda run: run["drafter"] == ALONE, "batch", "repeat")
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.asked["drafter"])
-
-
-def rows_of(runs: Runs) -> list[Row]:
-    """A row for each number of readers, alone and with the drafter. `speedup` is of the groups in pairs, None alone."""
-    pairs = paired(runs, lambda run: run["drafter"] == ALONE, "batch", "repeat")
-    return summarise(pairs, BatchStudy.axes, BatchStudy.figures, BatchStudy.units)
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], drafter: str) -> list[str]:

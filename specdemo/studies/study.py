@@ -119,7 +119,8 @@ class Study:
 
     @classmethod
     def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return True
+        """Not where a server writes the texts, or traces hold them."""
+        return not (asked.get("server") or asked.get("traces"))
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         self.loaded, self.asked = loaded, asked
@@ -157,10 +158,6 @@ class Study:
     def page(self) -> str:
         """Everything as a page of HTML; empty where there is none."""
         return ""
-
-    def given(self, names: str) -> list[Any]:
-        """Some of the values that were asked for."""
-        return [self.asked[name] for name in names.split()]
 
     def prompts(self, file: str) -> list[Prompt]:
         """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""

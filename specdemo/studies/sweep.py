@@ -95,7 +95,7 @@ class Sweep(Grid):
         super().__init__(loaded, asked)
         self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
         if "vary" not in asked:
-            self.ks, self.temperatures = self.given("ks temperatures")
+            self.ks, self.temperatures = asked["ks"], asked["temperatures"]
         elif self.over_temperatures:
             self.ks, self.temperatures = (0, asked["k"]), TEMPERATURES
         else:
@@ -122,17 +122,13 @@ class Sweep(Grid):
             return list(_temperature_words(self.rows()))
         return [row["sentence"] for row in best_k(self.runs)]
 
-    def rows(self) -> list[Row]:
-        return rows_of(self.runs)
+    @classmethod
+    def compared(cls, runs: Runs) -> Runs:
+        """With those of the target alone, K = 0, over all the texts it wrote."""
+        return [one for run in runs for one in (_alone(run), run)]
 
     def result(self) -> dict[str, Any]:
         return {"runs": self.runs, "summary": self.rows(), "best": best_k(self.runs)}
-
-
-def rows_of(runs: Runs) -> list[Row]:
-    """The rows of a sweep. Those of the target alone, K = 0, are over all the texts it wrote."""
-    both = [one for run in runs for one in (_alone(run), run)]
-    return summarise(both, Sweep.axes, Sweep.figures, Sweep.units)
 
 
 def _alone(run: Row) -> Row:

@@ -16,9 +16,9 @@ from specdemo.studies.ahead import (
     SIMULATED,
     SIMULATION,
     TOGETHER,
+    DraftsAhead,
     Times,
     in_words,
-    rows_of,
     simulated,
     times_of,
 )
@@ -75,7 +75,7 @@ def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
     texts = [
         text(method, name, slow * seconds[method], 15) for method in methods for name, slow in (("a", 1), ("b", 2))
     ]
-    rows = rows_of(texts)
+    rows = DraftsAhead.rows_of(texts)
     assert [round(row["speedup"].mean, 3) if row["speedup"] else None for row in rows] == [0.5, None, 0.8, 1.111, 1.25]
     assert [row["hits"] and row["hits"].mean for row in rows] == [None, None, 0.75, 0.75, 0.75]
     first, second, third = in_words(rows)
@@ -88,7 +88,7 @@ def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
 
 def test_of_several_ks_words_name_the_best_against_the_best_without() -> None:
     seconds = {(PLAIN, 2, None): 2.0, (SIMULATED, 2, 1): 1.5, (PLAIN, 4, None): 1.8, (SIMULATED, 4, 1): 1.2}
-    rows = rows_of([text(way, "a", slow, 15) for way, slow in seconds.items()])
+    rows = DraftsAhead.rows_of([text(way, "a", slow, 15) for way, slow in seconds.items()])
     assert [(row["k"], row["speedup"] and round(row["speedup"].mean, 2)) for row in rows] == [
         *((2, 0.9), (2, 1.2), (4, None), (4, 1.5))
     ]
@@ -102,14 +102,14 @@ def test_words_name_the_cause_where_it_is_slower() -> None:
         text(way, "a", seconds, hits) for way, seconds, hits in zip(methods, (1, 2, 1.6), (0, 15, 15), strict=True)
     ]
     texts[1:] = [{**texts[1], "pass_ms": 135.0}, {**texts[2], "prepare_ms": 110.0}]
-    here, second, _ = in_words(rows_of(texts), "2 cores")
+    here, second, _ = in_words(DraftsAhead.rows_of(texts), "2 cores")
     assert tells(here, "2.70 2 6.0 2.2")
     assert tells(second, "6.0 2.2")
     assert SIMULATION in second
-    apart, *_ = in_words(rows_of(texts))
+    apart, *_ = in_words(DraftsAhead.rows_of(texts))
     assert tells(apart, "6.0 2.2")
     texts[2] = text(methods[2], "a", 1.6, 15)
-    assert in_words(rows_of(texts))[0].endswith(" ready.")
+    assert in_words(DraftsAhead.rows_of(texts))[0].endswith(" ready.")
 
 
 def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

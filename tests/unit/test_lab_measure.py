@@ -19,7 +19,7 @@ from specdemo.studies.grid import OF_TEXT, Row, values
 from specdemo.studies.profile import Profile, _timed_drafts, costs, in_words, parts_of
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
-from specdemo.studies.sweep import Sweep, best_k, rows_of
+from specdemo.studies.sweep import Sweep, best_k
 from specdemo.studies.tables import write_csv, write_json
 from specdemo.tokens import DraftedToken, DraftOutcome
 from tests.harness.classes import Loaded
@@ -145,7 +145,7 @@ def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
         assert run["accepted"] <= run["tested"] <= run["drafted"]
         assert run["tokens_per_second"] > (run["tokens"] - 1) / run["seconds"]  # after the prompt
         assert run["speedup"] == pytest.approx(run["tokens_per_second"] / run["alone"])
-    rows = rows_of(runs)
+    rows = Sweep.rows_of(runs)
     cases = [("none", 0), *cases]
     assert [(row["category"], row["temperature"], row["drafter"], row["k"]) for row in rows] == [
         (category, t, *case) for category in ("easy", "hard") for t in (0.0, 1.0) for case in cases
@@ -176,7 +176,7 @@ def run(
 
 def test_a_summary_by_hand() -> None:
     runs = [run("a", 0, 2, 10, 1.0), run("a", 1, 2, 40, 4.0, 30, 25), run("b", 0, 2, 80, 8.0, 0, 0)]
-    alone, row = rows_of(runs)
+    alone, row = Sweep.rows_of(runs)
     assert row["tokens_per_second"].mean == pytest.approx(40)  # of 20 and 80: prompts count, not texts
     assert row["speedup"].mean == pytest.approx(4)
     assert row["speedup"].count == 2
@@ -188,7 +188,7 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_a_single_prompt_is_spread_over_its_seeds() -> None:
-    row = rows_of([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])[1]
+    row = Sweep.rows_of([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])[1]
     assert row["tokens_per_second"].count == 3
     assert row["tokens_per_second"].low < 100
 

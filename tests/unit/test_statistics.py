@@ -25,7 +25,7 @@ from specdemo.studies.statistics import (
     pooled_rate,
     rates_differ,
 )
-from specdemo.studies.sweep import Sweep, best_k, rows_of
+from specdemo.studies.sweep import Sweep, best_k
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 
 # By hand ---------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any
     sweeps = 100
     for seed in range(sweeps):
         runs, _ = simulated(seed)
-        for row in rows_of(runs):
+        for row in Sweep.rows_of(runs):
             if row["k"]:
                 held[row["k"]] += row["speedup"].low <= SPEED_UPS[row["k"]] <= row["speedup"].high
         (best,) = best_k(runs)
