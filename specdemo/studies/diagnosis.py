@@ -26,7 +26,6 @@ from .grid import (
     summarise,
     total,
 )
-from .statistics import Spread
 
 if TYPE_CHECKING:
     from .examination import Examination, Sample
@@ -73,8 +72,8 @@ class Diagnosis:
         self.tokens_per_round = whole["tokens_per_round"]
         self.often = whole["often"]
         self.positions = _positions(samples)
-        self.round = _round(samples, whole["cost"])
-        cost = whole["cost"].mean if whole["cost"] else None
+        self.round = cell(usual, ROUND, UNITS)
+        cost = self.round["cost"].mean if self.round["cost"] else None
         self.break_even = {"tokens_per_round": cost, "alpha": _alpha(cost, self.often, len(self.positions))}
         self.kinds = summarise(usual, ("kind",), GROUP, UNITS)
         self.at_once = [*examination.at_once]
@@ -245,9 +244,14 @@ def _often(runs: Runs) -> float | None:
 UNITS = ("prompt",)
 WHOLE: Figures = {
     "tokens_per_round": TOKENS_PER_ROUND,
-    "cost": mean("cost"),
     "often": _often,
     "mean_draft": share(lambda run: run["drafted"] or 0, "drafts"),
+}
+ROUND: Figures = {
+    "ms": share("ms", "rounds"),
+    "baseline_ms": share("baseline_ms", "baseline_rounds"),
+    "cost": mean("cost"),
+    **{name: share(name, "rounds") for name in ("draft_ms", "verify_ms", "other_ms")},
 }
 GROUP: Figures = {
     "texts": len,
@@ -276,36 +280,12 @@ def _positions(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         return []
     of_each = zip_longest(*(s.with_drafts.places or () for s in samples), fillvalue=(0, 0))
     runs = [
-        {
-            "prompt": at,
-            "position": position,
-            "drafts": s.with_drafts.drafts or 0,
-            "tested": tested,
-            "accepted": accepted,
-        }
+        {**s.run, "position": position, "tested": tested, "accepted": accepted}
         for position, places in enumerate(of_each, start=1)
-        for at, (s, (tested, accepted)) in enumerate(zip(samples, places, strict=True))
+        for s, (tested, accepted) in zip(samples, places, strict=True)
     ]
     rows = summarise(runs, ("position",), OF_POSITION, UNITS)
     return [row for row in rows if row["unconditional"] is not None]
-
-
-def _round(samples: Sequence[Sample], cost: Spread | None) -> dict[str, Any]:
-    def mean_ms(side: str, part: str = "") -> float | None:
-        """Of a round, or of one part of it; None if that is unknown."""
-        written = [found for s in samples if (found := getattr(s, side)) is not None and found.round_seconds]
-        seconds = [getattr(f.stats, part) if part else f.round_seconds * f.rounds for f in written]
-        rounds = sum(found.rounds for found in written)
-        return None if not rounds or None in seconds else 1000 * sum(seconds) / rounds
-
-    return {
-        "ms": mean_ms("with_drafts"),
-        "baseline_ms": mean_ms("alone"),
-        "cost": cost,
-        "draft_ms": mean_ms("with_drafts", "draft_seconds"),
-        "verify_ms": mean_ms("with_drafts", "verify_seconds"),
-        "other_ms": mean_ms("with_drafts", "other_seconds"),
-    }
 
 
 def _alpha(cost: float | None, often: float | None, k: int) -> float | None:

@@ -57,9 +57,9 @@ class Sample:
     @property
     def cost(self) -> float | None:
         """A mean round in mean rounds of the baseline."""
-        mine = self.with_drafts.round_seconds
-        theirs = self.alone.round_seconds if self.alone else None
-        return mine / theirs if mine and theirs else None
+        mine, alone = self.with_drafts, self.alone
+        ms = mine.milliseconds["ms"], alone.milliseconds["ms"] if alone else None
+        return ms[0] / mine.rounds / (ms[1] / alone.rounds) if alone and ms[0] and ms[1] else None
 
     @property
     def run(self) -> Row:
@@ -82,6 +82,9 @@ class Sample:
             "speed_up": self.speed_up,
             "cost": self.cost,
             "same_text": self.comparison.identical if self.comparison else None,
+            **written.milliseconds,
+            "baseline_rounds": alone.rounds if alone else None,
+            "baseline_ms": alone.milliseconds["ms"] if alone else None,
         }
 
 
