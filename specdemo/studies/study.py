@@ -11,8 +11,8 @@ from ..drafters import names
 from ..models.presets import PRESETS
 from ..servers.address import MAX_ADDRESS
 from ..settings import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
-from .prompts import Prompt, read_prompts, readable
-from .tables import Table, grouped, table
+from .prompts import Prompt, read_prompts, readable, some
+from .tables import Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -176,9 +176,8 @@ def settings_in(asked: Mapping[str, Any]) -> Settings:
 
 
 def some_of_each(file: str, count: int) -> list[Prompt]:
-    """The first prompts of each category of a prompt file, the categories in turn."""
-    groups = grouped(read_prompts(PROMPT_FILES / f"{file}.jsonl"), lambda prompt: prompt.category)
-    return [group[place] for place in range(count) for group in groups.values() if place < len(group)]
+    """`some` prompts of a file that ships."""
+    return some(read_prompts(PROMPT_FILES / f"{file}.jsonl"), count)
 
 
 def lengthened(question: str, tokens: int, number: int) -> str:

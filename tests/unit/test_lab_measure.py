@@ -193,16 +193,6 @@ def test_a_single_prompt_is_spread_over_its_seeds() -> None:
     assert row["tokens_per_second"].low < 100
 
 
-def test_an_interval_does_not_reach_below_zero() -> None:
-    spread = Spread.of([1.0, 9.0])
-    assert spread is not None
-    assert (spread.mean, spread.low, spread.high) == (5, 0, pytest.approx(5 + 12.706 * 4, abs=0.01))
-    assert Spread.of([]) is None
-    share = Spread.of([0.9, 1.0], most=1.0)
-    assert share is not None
-    assert (share.low, share.high) == (pytest.approx(0.95 - 12.706 * 0.05, abs=1e-4), 1)
-
-
 def runs_of(**speedups: list[float]) -> list[Row]:
     """Runs by K, with a speed-up for each prompt."""
     return [run(str(n), 0, int(k[1:]), 10, s) for k, values in speedups.items() for n, s in enumerate(values)]
