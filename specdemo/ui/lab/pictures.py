@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...studies.causes import Causes
 from ...studies.check import OWN_TABLES, Check
 from ...studies.domains import CATEGORY, POSITION, Domains
+from ...studies.grid import ALONE as ALONE_IN_ROWS
 from ...studies.profile import Profile
-from ...studies.readers import ALONE as ALONE_IN_ROWS
 from ...studies.readers import BatchStudy
 from ...studies.report import TABLES
 from ...studies.statistics import Spread
@@ -29,7 +29,7 @@ Point = list[float | None]
 
 
 def of_profile(study: Profile) -> Picture:
-    if not study.timings:
+    if not study.runs:
         return []
     found = study.result()
     curves = [
@@ -146,7 +146,7 @@ def of_causes(study: Causes) -> Picture:
 
 
 def of_readers(study: BatchStudy) -> Picture:
-    if not study.groups:
+    if not study.runs:
         return []
     rows = study.rows()
     names = {ALONE_IN_ROWS: "target alone", study.asked["drafter"]: f"with {study.asked['drafter']}"}
