@@ -11,9 +11,11 @@ from ..errors import BadInput
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
 from .perplexity import loaded_as
+from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
 from .prompts import Prompt
 from .statistics import Spread, pooled_rate, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, lengthened, server_field, some_of_each
+from .tables import Rows, grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -78,6 +80,12 @@ class Causes(Study):
         ("tokens_per_round", "tokens a round", ".2f"),
         ("change", "change", "+.0%"),
         ("clear", "more than chance", "yes"),
+    )
+    plots = (
+        [
+            Plot(f"By {cause}", OVER_TEXTS, "condition", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=cause)
+            for cause in (TEXT, LANGUAGE, TEMPERATURE, CONTEXT, THINKING, WEIGHTS, PLACE)
+        ],
     )
 
     @classmethod
@@ -147,6 +155,9 @@ class Causes(Study):
         common = {name: self.asked[name] for name in ("max_new_tokens", "seed", "rule") if name in self.asked}
         found = writer.write(text, Settings(**{**common, **condition.settings}))
         self.written.setdefault((condition.cause, condition.name), {})[prompt.id] = found
+
+    def drawn(self) -> Mapping[str, Rows]:
+        return grouped(self.rows(), lambda row: row["cause"])
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each condition. `change` is that of the acceptance rate against the first one of its cause, of a

@@ -16,8 +16,10 @@ from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..system.imports import LazyModule
 from ..tokens import DraftOutcome
+from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
+from .tables import Rows, grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -59,6 +61,20 @@ class Domains(Study):
         ("high", "to", ".0%"),
         ("draft_efficiency", "draft efficiency", ".0%"),
     )
+    concludes = False
+    plots = (
+        (
+            Plot("By category", OVER_TEXTS, "name", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=CATEGORY),
+            Plot(
+                "By position in the draft",
+                f"A later token of a draft builds on the earlier ones. {OVER_TEXTS}",
+                "name",
+                {"acceptance_rate": ""},
+                SHARE_OF_TESTED,
+                part=POSITION,
+            ),
+        ),
+    )
 
     @classmethod
     def needs_models(cls, asked: Mapping[str, Any]) -> bool:
@@ -89,7 +105,10 @@ class Domains(Study):
             yield "Writing texts"
 
     def words(self) -> list[str]:
-        return self.counts.in_words()
+        return self.counts.in_words() or ["Too few drafted tokens were tested to say where they pass."]
+
+    def drawn(self) -> Mapping[str, Rows]:
+        return grouped(self.rows(), lambda row: row["by"])
 
     def rows(self) -> list[dict[str, Any]]:
         return self.counts.rows()

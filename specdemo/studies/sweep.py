@@ -15,6 +15,8 @@ from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
 from ..settings import COMMAND, FORM, MATCH, MAX_K, Field, Settings
 from ..system.imports import LazyModule
+from .plots import ALONE as TARGET_ALONE
+from .plots import DRAFT_LENGTH, TIMES, Axis, Plot
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
 from .study import DRAFTERS, NEW_TOKENS, RULE, Study, prompt_fields
 from .tables import Rows, Table, grouped, table
@@ -33,6 +35,9 @@ K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
 SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
 SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
 ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
+OVER_K = replace(DRAFT_LENGTH, scale="ordinal")
+OVER_TEMPERATURES = Axis("temperature", "g", scale="ordinal")
+SPEED, SHARE = Axis("tokens/s", ".1f"), Axis("share of drafted tokens", ".0%", end=1)
 
 
 class Sweep(Study):
@@ -58,11 +63,32 @@ class Sweep(Study):
         NEW_TOKENS,
         RULE,
     )
+    concludes = False
+    plots: Sequence[Sequence[Plot]] = (
+        (
+            Plot(
+                "Speed-up",
+                "Compared with the target alone on the same prompt, after the prompt: geometric mean. Whiskers: 95% "
+                "confidence interval over prompts.",
+                "k",
+                {"speedup": ""},
+                TIMES,
+                OVER_K,
+                by="name",
+                rule=TARGET_ALONE,
+            ),
+            Plot("Tokens per second", "The speed itself.", "k", {"tokens_per_second": ""}, SPEED, OVER_K, by="name"),
+            Plot("Acceptance rate", "Accepted / tested.", "k", {"acceptance_rate": ""}, SHARE, OVER_K, by="name"),
+            Plot("Draft efficiency", "Accepted / drafted.", "k", {"draft_efficiency": ""}, SHARE, OVER_K, by="name"),
+        ),
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
         self.runs: list[SweepRun] = []
         self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
+        if self.over_temperatures:
+            self.plots = [[replace(plot, at="temperature", x=OVER_TEMPERATURES) for plot in self.plots[0]]]
         if "vary" not in asked:
             self.ks, self.temperatures = self.given("ks temperatures")
         elif self.over_temperatures:
@@ -144,6 +170,18 @@ class Sweep(Study):
         ]
         title = f"All figures, and their 95% intervals over {'prompts' if several else 'seeds'}"
         return [table(title, columns, rows)]
+
+    def drawn(self) -> Mapping[str, Rows]:
+        """A line for each drafter and category. Over K it begins with K = 0, the target alone."""
+        rows = []
+        for row in self.rows():
+            if row["drafter"] != ALONE:
+                rows.append({**row, "name": f"{row['drafter']}, {row['category']}"})
+            elif self.over_temperatures:
+                rows.append({**row, "name": f"target alone, {row['category']}", "speedup": None})
+            else:
+                rows += [{**row, "name": f"{name}, {row['category']}"} for name in self.asked["drafters"]]
+        return {"": rows}
 
     def rows(self) -> list[dict[str, Any]]:
         return summarise(self.runs)
