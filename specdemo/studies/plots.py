@@ -10,7 +10,7 @@ from .tables import Rows, Table
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis of numbers, in a format of `tables.format_value`.
+    """An axis of numbers, in a format of `formats.formatted`.
 
     `scale` is Vega's: linear, log, or ordinal, which gives each number a place of its own.
     """

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...formats import formatted
 from ...studies.plots import Axis, Plot, Section
 from ...studies.statistics import Spread
-from ...studies.tables import Rows, format_value
+from ...studies.tables import Rows
 
 Layer = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
@@ -36,7 +37,7 @@ CONFIG = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
-    **dict.fromkeys(("line", "rule", "tick", "text"), {"aria": False}),  # points and bars say all
+    **{mark: {"aria": False} for mark in ("line", "rule", "tick", "text")},  # points and bars say all
     # Titles and names that are wider than a phone are cut: they would make the plot narrower.
     "axis": {**QUIET, "titleLimit": 250, **dict.fromkeys(("gridColor", "domainColor", "tickColor"), "var(--sd-line)")},
     "legend": {"labelColor": INK, "labelFontSize": 13, "labelLimit": 220, "symbolSize": 90, "symbolOpacity": 1},
@@ -97,13 +98,13 @@ def _points(plot: Plot, row: Any) -> Iterable[Layer]:
         if (value := row.get(column)) is None:
             continue
         spread = value if isinstance(value, Spread) else Spread(value, row.get("low"), row.get("high"), 1)
-        where, start = format_value(row[plot.at], plot.x.format if plot.x else ""), row.get("start")
+        where, start = formatted(row[plot.at], plot.x.format if plot.x else ""), row.get("start")
         name = row[plot.by] if plot.by else of_column
         place = [name] * bool(name) + [f"{plot.x.label} {where}" if plot.x else where]
-        hover = [f"{', '.join(place)}: {format_value(spread, plot.y.format)}"]
-        hover += [f"{words}: {format_value(rule, plot.y.format)}"] * isinstance(at, str)
+        hover = [f"{', '.join(place)}: {formatted(spread, plot.y.format)}"]
+        hover += [f"{words}: {formatted(rule, plot.y.format)}"] * isinstance(at, str)
         least = start if start is not None else 0 if isinstance(at, str) else at or 0
-        shown = format_value(spread.mean if start is None else abs(spread.mean - start), plot.y.format)
+        shown = formatted(spread.mean if start is None else abs(spread.mean - start), plot.y.format)
         sign = "" if start is None else "+" if spread.mean >= start else "−"
         yield {
             "at": row[plot.at],
