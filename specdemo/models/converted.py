@@ -15,9 +15,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
-from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_complete, check_header, completed, read_header
+from ..system.weight_map import weights_file
+from .gguf import ARRAY, EXPERTS, SCALARS, STRING, WHOLE, check_complete, check_header, read_header
 from .gguf_tokenizer import build_tokenizer, check_tokenizer, end_ids
-from .source import GGUF, ModelLocation, Source, weights_file
+from .source import GGUF, Source
 from .store import (
     CHECKED,
     Progress,
@@ -34,6 +35,8 @@ from .store import (
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from .checkpoint import Checkpoint
 
 LAYOUT = 3  # version of a cache entry; a new number has all entries made again
 IDENTITY = "identity.json"
@@ -99,10 +102,6 @@ class Converted(Source):
         """Whether the cache has the converted model."""
         return any((self.entry(copies) / IDENTITY).is_file() for copies in (self.copies, STORED))
 
-    @property
-    def has_gguf(self) -> bool:
-        return True
-
     def gguf_path(self, progress: Progress) -> Path:
         sha256 = self.identity()["gguf_sha256"]
         file = cache_folder() / f"{self.label}-{sha256[:12]}{GGUF}"
@@ -113,12 +112,13 @@ class Converted(Source):
 
         return kept(file, partial(has_sum, file, sha256), make, progress)
 
-    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> Checkpoint:
+        from .checkpoint import Checkpoint
         from .errors import wrap_load_errors
 
         with wrap_load_errors(self):
             folder, variant = converted(self, dtype, progress)
-        return ModelLocation(str(folder), {**self.identity()}, variant=variant, of_ours=True)
+        return Checkpoint(self, str(folder), {**self.identity()}, variant=variant, of_ours=True)
 
 
 def converted(source: Converted, dtype: torch.dtype | None, progress: Progress) -> tuple[Path, str | None]:
@@ -183,18 +183,17 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     """
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoConfig
 
     from ..engines.families import knows
-    from .checkpoint import empty_model
+    from .configuration import empty_model
+    from .gguf_config import config_of
     from .gguf_weights import check_taken, joint_name, names_of_weights, read_weights
-    from .placement import check_files
-    from .sizes import ModelPart
+    from .sizes import check_files
 
     def read(done: float) -> None:
         progress(done, CONVERTING)
 
-    place, name = str(gguf.parent), gguf.name
+    name = gguf.name
     with gguf.open("rb") as file:
         header = read_header(file)
     check_header(name, header)
@@ -202,12 +201,12 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     check_tokenizer(name, header.fields)
     tokenizer = build_tokenizer(name, header.fields)
     with READING, _read_quickly():
-        config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
+        config = config_of(header, partial(_numbers, gguf))
         config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
         config.eos_token_id = end_ids(header.fields) or None
         as_stored = copies == STORED
         dtype = torch.bfloat16 if as_stored else getattr(torch, next(iter(copies)))
-        check_files(ModelPart(name, config, dtype), [gguf])
+        check_files(name, config, [gguf])
         experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
         if header.architecture in WHOLE or (experts and not (as_stored and knows(config))):
             model, copies = _opened_whole(gguf, config, dtype), ONE_COPY if as_stored else copies
@@ -278,7 +277,7 @@ def _read_quickly() -> Iterator[None]:
 def _opened_whole(gguf: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import GgufConfig
 
-    from .checkpoint import open_whole
+    from .opened import open_whole
 
     options = {"gguf_file": gguf.name, "dtype": dtype, "quantization_config": GgufConfig(dequantize=True)}
     with redirect_stderr(StringIO()):  # hides a progress bar that cannot be switched off

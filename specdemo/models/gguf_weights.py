@@ -18,8 +18,8 @@ from transformers import modeling_gguf_pytorch_utils as tables
 from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
 from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
-from .checkpoint import check_whole
 from .gguf import ALWAYS, LONG, SHORT
+from .opened import check_whole
 from .store import LoadError
 from .weights import SEPARATOR
 

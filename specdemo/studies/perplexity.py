@@ -181,7 +181,7 @@ def compare_weights(loaded: Loaded, found: list[Perplexity], notes: list[str], t
     weights = hardware.dtype_name(loaded.weights_dtype)
     found += [Perplexity.of(weights, losses, reference, differences), Perplexity.of(REFERENCE, reference)]
     # llama.cpp's server is asked for each token by itself, which takes too long with long texts.
-    if not text and loaded.weights_dtype == hardware.AS_STORED and loaded.preset.target.has_gguf and can_start():
+    if not text and loaded.weights_dtype == hardware.AS_STORED and can_start():
         theirs: list[Loss] = []
         try:
             for loss in losses_of_llamacpp(loaded, texts):
