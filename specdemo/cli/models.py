@@ -70,10 +70,8 @@ class Models:
             LoadError: they cannot be had, or cannot run here.
         """
         reporting = import_quickly("specdemo.models.report")
-        report = reporting.report_on(preset, self.dtype, self.device)
-        for line in report.lines():
+        for line in reporting.report_on(preset, self.dtype, self.device):
             typer.echo(line, err=True)
-        report.check()
         if self.save_preset is not None:
             typer.echo(f"Saved as {reporting.save_preset(preset, self.save_preset)}.", err=True)
 

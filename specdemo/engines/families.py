@@ -20,7 +20,7 @@ class Family:
     `state` says that layers keep a running state that a pass of any length can go on from. Without `parts` a model with
     a cache reads one token in a pass, or the whole text again. `mtp` says where the tensors of a multi-token-prediction
     layer are, if it is read here: "apart" under "mtp.", or as one "more" decoder layer. `text_alone` says that a model
-    for pictures and text reads a text as its text model does.
+    for pictures and text reads a text as its text model does. `encoder`: unless its configuration says `is_decoder`.
 
     A norm is None where there is none. `out_norm` and `down_norm` are applied to what attention and the MLP add to the
     residual stream. `above_one` says that a norm multiplies by 1 + its weight. A merged product has one name.
@@ -53,6 +53,7 @@ class Family:
     parts: bool = True
     mtp: Literal["apart", "more"] | None = None
     text_alone: bool = False
+    encoder: bool = False
 
     def has_bias(self, config: PreTrainedConfig, name: str) -> bool:
         """Whether a product of a layer, such as self_attn.q_proj, has a bias."""
@@ -99,6 +100,7 @@ FAMILIES = {
     # Gemma 3 from 4B on, and Mistral Small 3.1 and Ministral 3.
     **dict.fromkeys(("gemma3", "mistral3"), Family(layout=None, text_alone=True)),
     **dict.fromkeys(("cpmant", "prophetnet"), Family(layout=None, parts=False)),
+    "bert-generation": Family(layout=None, encoder=True),
 }
 OTHER = Family(layout=None)  # a model whose type is not in the table
 ROUTER, EXPERTS_UP, EXPERTS_DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of a layer

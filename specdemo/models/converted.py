@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ..system.folders import cache_folder
+from ..system.weight_map import weights_file
 from .gguf import WHOLE, check_complete, check_header, config_of, read_header
 from .gguf_tokenizer import build_tokenizer, check_tokenizer, end_ids
-from .source import GGUF, ModelLocation, Source, weights_file
+from .source import GGUF, Source
 from .store import (
     Progress,
     check_room,
@@ -26,6 +27,8 @@ from .store import (
 
 if TYPE_CHECKING:
     import torch
+
+    from .checkpoint import Checkpoint
 
 LAYOUT = 3  # version of a cache entry; a new number has all entries made again
 IDENTITY = "identity.json"
@@ -87,10 +90,6 @@ class Converted(Source):
         """Whether the cache has the converted model."""
         return any((self.entry(copies) / IDENTITY).is_file() for copies in (self.copies, STORED))
 
-    @property
-    def has_gguf(self) -> bool:
-        return True
-
     def gguf_path(self, progress: Progress) -> Path:
         sha256 = self.identity()["gguf_sha256"]
         file = cache_folder() / f"{self.label}-{sha256[:12]}{GGUF}"
@@ -101,12 +100,13 @@ class Converted(Source):
 
         return kept(file, partial(has_sum, file, sha256), make, progress)
 
-    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> Checkpoint:
+        from .checkpoint import Checkpoint
         from .errors import wrap_load_errors
 
         with wrap_load_errors(self):
             folder, variant = converted(self, dtype, progress)
-        return ModelLocation(str(folder), {**self.identity()}, variant=variant, of_ours=True)
+        return Checkpoint(self, str(folder), {**self.identity()}, variant=variant, of_ours=True)
 
 
 def converted(source: Converted, dtype: torch.dtype | None, progress: Progress) -> tuple[Path, str | None]:
@@ -169,10 +169,9 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     from safetensors.torch import save_file
 
     from ..engines.families import knows
-    from .checkpoint import empty_model
+    from .configuration import empty_model
     from .gguf_weights import read_weights, tensors_of
-    from .placement import check_files
-    from .sizes import ModelPart
+    from .sizes import check_files
 
     name = gguf.name
     with gguf.open("rb") as file:
@@ -188,7 +187,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     if copies == STORED:
         copies = ONE_COPY
     dtype = getattr(torch, next(iter(copies)))
-    check_files(ModelPart(name, config, dtype), [gguf])
+    check_files(name, config, [gguf])
     model = empty_model(config)
     weights = read_weights(
         name,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import log, prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .stated_sizes import MOST, MOST_LAYERS, MOST_TOKENS, wrong_sizes
+from .configuration import MOST, MOST_LAYERS, MOST_TOKENS, wrong_sizes
 from .store import LoadError
 
 if TYPE_CHECKING:

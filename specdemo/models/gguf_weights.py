@@ -19,8 +19,8 @@ from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
 from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
-from .checkpoint import check_whole
 from .gguf import ALWAYS, LONG, SHORT, Header
+from .opened import check_whole
 from .store import LoadError
 from .weights import SEPARATOR
 

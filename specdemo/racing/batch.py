@@ -11,7 +11,7 @@ from ..decoding.events import Event, Finished, Round
 from ..decoding.loop import Decoding
 from ..drafters.names import behind
 from ..models.loaded import Loaded
-from ..models.placement import check_caches
+from ..models.sizes import check_caches
 from ..settings import MAX_SEED, Settings
 from . import race
 from .asked import Request

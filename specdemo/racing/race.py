@@ -19,7 +19,7 @@ from ..drafters.forced import ForcedFirst
 from ..drafters.names import DRAFTERS, PARALLEL, behind, check_known, drafter_class
 from ..errors import BadInput
 from ..models.loaded import Loaded
-from ..models.placement import check_caches
+from ..models.sizes import check_caches
 from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
 from .asked import PLAIN, DraftedLane, lanes_by_name

@@ -143,7 +143,7 @@ def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: st
             yield COMPARING
     found += rows_of([*ours, *reference])
     # llama.cpp's server is asked for each token by itself, which takes too long with long texts.
-    if not text and loaded.weights_dtype == hardware.AS_STORED and loaded.preset.target.has_gguf and can_start():
+    if not text and loaded.weights_dtype == hardware.AS_STORED and can_start():
         theirs = list[Row]()
         try:
             for beside, loss in zip(reference, losses_of_llamacpp(loaded, texts), strict=True):

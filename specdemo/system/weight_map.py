@@ -1,4 +1,4 @@
-"""The list of the files that a checkpoint's weights are in, if there are several."""
+"""The names of the files that a checkpoint's weights are in: one, or those of a list."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path, PureWindowsPath
 
 from ..errors import BadInput
 from ..formats import brief
+
+
+def weights_file(variant: str | None) -> str:
+    """The file with the weights of a `variant`, as in `from_pretrained`."""
+    return f"model.{variant}.safetensors" if variant else "model.safetensors"
 
 
 def files_in(index: Path) -> list[str]:

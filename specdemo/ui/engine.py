@@ -55,7 +55,7 @@ class Backend:
     outcome: Callable[[Any, Request, Sequence[Entry]], Outcome]
     trace_header: Callable[[Any, Request], dict[str, Any]]
     explain: Callable[[BaseException], str | None]
-    report: Callable[[Preset], Any]  # a `models.report.Report`
+    report: Callable[[Preset], Iterator[str]]
 
 
 def real_backend(dtype: str | None = None) -> Backend:
@@ -72,8 +72,8 @@ def real_backend(dtype: str | None = None) -> Backend:
             raise
         return loaded
 
-    def report(preset: Preset) -> Any:
-        return import_quickly("specdemo.models.report").report_on(preset)
+    def report(preset: Preset) -> Iterator[str]:
+        yield from import_quickly("specdemo.models.report").report_on(preset)
 
     def explain(error: BaseException) -> str | None:
         from ..models import errors as failures
@@ -241,10 +241,10 @@ class Engine:
                     self._access.check(preset, token)
                 yield seen
 
-    def report(self, preset: Preset) -> Any:
+    def report(self, preset: Preset) -> Iterator[str]:
         """See `Backend.report`, asked with the token of whoever sends the request that is being handled."""
         with asking_with(self._token()):
-            return self.backend.report(preset)
+            yield from self.backend.report(preset)
 
     def stream(
         self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None

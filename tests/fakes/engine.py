@@ -191,15 +191,12 @@ class Script:
         self.loads.append(loaded)
         return self.loads[-1]
 
-    def report(self, preset: Preset) -> Any:
-        """What is told of models that a visitor names; one that is called "huge" cannot be held."""
+    def report(self, preset: Preset) -> Iterator[str]:
+        """What models that a visitor names need; one that is called "huge" cannot be held."""
         self.reported.append(preset)
-
-        def check() -> None:
-            if "huge" in preset.name:
-                raise BadInput("huge would take 900.0 GB of memory.")
-
-        return SimpleNamespace(lines=lambda: [f"{preset.name}: downloads up to 1.0 GB."], check=check)
+        yield f"{preset.name}: downloads up to 1.0 GB."
+        if "huge" in preset.name:
+            raise BadInput("huge would take 900.0 GB of memory.")
 
     def header(self, loaded: ScriptedLoaded, asked: Request) -> dict[str, Any]:
         return {

@@ -18,7 +18,9 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.engines.gpu import graph
 from specdemo.engines.runner import Runner
 from specdemo.models import weights
+from specdemo.models.checkpoint import Checkpoint
 from specdemo.models.loaded import load
+from specdemo.models.preset_models import find_models
 from specdemo.models.presets import Preset
 from specdemo.models.sources import Folder, Source
 from specdemo.system.hardware import unquantized
@@ -202,6 +204,21 @@ def preset_of(target: Source | Path, draft: Source | Path | None = None, **more:
     target = Folder(target) if isinstance(target, Path) else target
     draft = Folder(draft) if isinstance(draft, Path) else draft
     return Preset("toy", "Toy", "A preset of the tests.", target, draft, **more)
+
+
+def unread(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Checkpoint:
+    """A checkpoint of which only the configuration is known."""
+    return Checkpoint(Folder(Path("a model")), config=config, dtype=dtype, device=torch.device(device))
+
+
+def looked_at(preset: Preset, dtype: str | None = "float32", device: str = "cpu") -> Checkpoint:
+    """The target of a preset before its weights are fetched, as a report has it."""
+    return find_models(preset, dtype, device, fetch=False)[0]
+
+
+def expected(found: Checkpoint) -> tuple[str, bool]:
+    """The engine of a model, and whether its rows will be exact."""
+    return found.engine, choose.is_exact(found.engine, found.config, found.dtype, found.device)
 
 
 # Engines ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from gradio_client import Client
 
-from specdemo.models import checkpoint, on_hub
+from specdemo.models import on_hub, preset_models
 from specdemo.models.hub_token import asking_with, hub_token, login_is_offered
 from specdemo.models.presets import load_presets
 from specdemo.models.source import Hub
@@ -198,7 +198,7 @@ def test_what_the_hub_is_asked_with_is_not_in_a_loaded_model() -> None:
     with asking_with(SECRET):
         import torch
 
-        found = checkpoint.find_checkpoint(target, torch.float32, lambda *_: None)
+        found = preset_models.find_checkpoint(target, torch.float32, lambda *_: None)
         assert found.options["token"] == SECRET
     assert "token" not in found.options
     assert not holds(found, SECRET, set())

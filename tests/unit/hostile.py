@@ -172,7 +172,7 @@ def loaded_and_run(target: Source, luck: random.Random, drafter: str = "prompt-l
     dtype = luck.choice(("float32", "float32", "bfloat16", "float16", "int8", None))
     preset = preset_of(target, **more)
     with suppress(LoadError, BadInput):
-        report_on(preset)
+        [*report_on(preset)]
     loaded = load(preset, dtype, "cpu")
     prompt = [token % loaded.rows for token in range(40, 59)]
     for _ in race(loaded, drafter, prompt, Settings(k=4, max_new_tokens=12)):

@@ -26,7 +26,7 @@ from specdemo.decoding.loop import PIECE, Decoding
 from specdemo.engines.passes import PendingPass
 from specdemo.engines.runner import Pass
 from specdemo.errors import BadInput, NotFinite
-from specdemo.models import placement
+from specdemo.models import sizes
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.racing.batch import batch as batch_of
@@ -505,7 +505,7 @@ def test_prompts_of_a_batch_have_seeds_that_follow_each_other(loaded: Loaded) ->
 def test_memory_without_room_for_all_readers_is_refused(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [loaded.encode("the cat sat")] * 16
     needed = loaded.token_bytes["target"] * (len(texts[0]) + 8)
-    monkeypatch.setattr(placement, "free_memory", lambda: 15 * needed)
+    monkeypatch.setattr(sizes, "free_memory", lambda: 15 * needed)
     with refuses(BadInput, f"keys 16 {len(texts[0]) + 8}"):
         list(batch_of(loaded, "none", texts, Settings(k=0, max_new_tokens=8), 16))
     assert texts_of(batch_of(loaded, "none", texts, Settings(k=0, max_new_tokens=8), 15))

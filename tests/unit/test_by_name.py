@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ import transformers as hf
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.errors import BadInput
+from specdemo.models import preset_models
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
-from specdemo.models.loaded import load
+from specdemo.models.loaded import LANES, load
+from specdemo.models.preset_models import find_models
 from specdemo.models.presets import AND, find_preset, load_presets, preset_of, read_preset
 from specdemo.models.report import report_on, save_preset
+from specdemo.models.sizes import laid_out_bytes, text_bytes
 from specdemo.models.sources import Folder, Gguf, Hub
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
@@ -25,7 +29,7 @@ from specdemo.settings import Settings
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
 from tests.harness.files import make_tokenizer, write_gguf
-from tests.harness.models import save, tiny
+from tests.harness.models import looked_at, save, tiny
 
 from ..conftest import Command
 from ..sentences import refuses, tells
@@ -60,19 +64,19 @@ def test_the_memory_told_is_what_is_taken(
     config.tie_word_embeddings = family != "llama"
     folder = save(hf.AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "model")
     preset = preset_of(str(folder))
-    (model,) = report_on(preset, dtype, "cpu").models
+    model = looked_at(preset, dtype)
     if model.engine == "fused":
         pytest.skip("this CPU packs weights out of sight")
     before = floats()
     loaded = load(preset, dtype, "cpu")
     weights = floats()
     taken = sum(size for place, size in weights.items() if place not in before)
-    assert model.weights == pytest.approx(taken, rel=0.1)
+    assert laid_out_bytes(model) == pytest.approx(taken, rel=0.1)
     runners = [loaded.target_runner(1024) for _ in range(2)]
     for runner in runners:
         runner.prefill([3, 4, 5])
     caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
-    assert model.caches == pytest.approx(caches, rel=0.1)
+    assert text_bytes(model, LANES) == pytest.approx(caches, rel=0.1)
     for runner in runners:
         runner.release()
     loaded.release()
@@ -81,29 +85,26 @@ def test_the_memory_told_is_what_is_taken(
 def test_a_draft_model_is_told_of_the_device_that_it_gets(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "choose_devices", lambda asked: (torch.device("cuda"), torch.device("cpu")))
-    monkeypatch.setattr(reporting, "check_dtype", lambda dtype, device: None)
-    monkeypatch.setattr(reporting, "engine_of", lambda config, dtype, device: f"on {device}")
-    models = report_on(preset_of(str(folders["llama"]), str(folders["llama"])), "float32", "cuda,cpu").models
-    assert [model.engine for model in models] == ["on cuda", "on cpu"]
+    monkeypatch.setattr(preset_models, "choose_devices", lambda asked: (torch.device("cuda"), torch.device("cpu")))
+    preset = preset_of(str(folders["llama"]), str(folders["llama"]))
+    assert [model.device.type for model in find_models(preset, "float32", "cuda,cpu", fetch=False)] == ["cuda", "cpu"]
 
 
 def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: dict[str, Path], tmp_path: Path) -> None:
-    report = report_on(preset_of(str(folders["llama"]), str(folders["qwen3"])), "float32", "cpu")
-    target, draft, tokenizers, estimate, memory = report.lines()
+    preset = preset_of(str(folders["llama"]), str(folders["qwen3"]))
+    target, draft, tokenizers, estimate, memory = report_on(preset, "float32", "cpu")
     assert tells(target, "llama: nothing memory weights")
     assert tells(draft, "licence not")
     assert tells(tokenizers, "tokenizers match")
-    share = report.models[1].weights / report.models[0].weights
+    sizes = [laid_out_bytes(model) for model in find_models(preset, "float32", "cpu", fetch=False)]
+    share = sizes[1] / sizes[0]
     assert tells(estimate, f"{folders['qwen3']} {share:.0%} {1 + 4 * share:.1f}")
     assert tells(memory, "they need")
-    report.check()
     other = make_tokenizer(["quite another text of other words altogether"])
     unlike = save(tiny("llama", len(other)), other, tmp_path / "unlike")
-    report = report_on(preset_of(str(folders["llama"]), str(unlike)), "float32", "cpu")
-    report.check()
-    assert tells(report.lines()[2], "drafts text")
-    assert tells(report.lines()[2], "target")
+    _, _, tokenizers, *_ = report_on(preset_of(str(folders["llama"]), str(unlike)), "float32", "cpu")
+    assert tells(tokenizers, "drafts text")
+    assert tells(tokenizers, "target")
 
 
 def test_what_memory_cannot_hold_is_refused_by_its_report(
@@ -111,23 +112,23 @@ def test_what_memory_cannot_hold_is_refused_by_its_report(
 ) -> None:
     monkeypatch.setattr(reporting, "free_memory", lambda: 1000)
     with refuses(LoadError, "0.0 MB free"):
-        report_on(preset_of(str(folders["llama"])), "float32", "cpu").check()
+        [*report_on(preset_of(str(folders["llama"])), "float32", "cpu")]
 
 
 def test_a_gguf_file_is_told_from_its_header_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
     model = write_gguf(tmp_path / "tiny.gguf")
     preset = preset_of(str(tmp_path / "tiny.gguf"))
-    (reported,) = report_on(preset, "bfloat16", "cpu").models
+    found = looked_at(preset, "bfloat16")
     loaded = load(preset, "bfloat16", "cpu")
-    assert reported.engine == loaded.engine
-    assert reported.weights == 2 * sum(weight.numel() for weight in model.parameters()) == loaded.held["cpu"]
-    assert reported.vocabulary == loaded.tokenizer.get_vocab()
+    assert found.engine == loaded.engine
+    assert laid_out_bytes(found) == 2 * sum(weight.numel() for weight in model.parameters()) == loaded.held["cpu"]
+    assert found.vocabulary == loaded.tokenizer.get_vocab()
     assert loaded.weights["target"]["source"] == "gguf"
     assert (tmp_path / "tiny.gguf").is_file()
     (entry,) = (entry for entry in list_cached() if not entry.of_hub)
     assert entry.name.startswith("tiny-")
-    assert entry.size > reported.weights
+    assert entry.size > laid_out_bytes(found)
     delete_cached(entry.name)
     assert not entry.path.exists()
     with refuses(BadInput, f"'{entry.name}'"):
@@ -258,7 +259,8 @@ def test_a_wrong_model_is_one_sentence_and_what_was_loaded_still_races(
     loaded, text = before
 
     def look_and_load() -> None:
-        report_on(preset, "float32", "cpu")
+        with suppress(StopIteration):
+            next(report_on(preset, "float32", "cpu"))
         load(preset, "float32", "cpu", instead_of=loaded)
 
     with refuses((BadInput, LoadError), words) as caught:

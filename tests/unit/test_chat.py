@@ -15,11 +15,10 @@ from specdemo.errors import BadInput
 from specdemo.models import chat
 from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults, find_preset
-from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from tests.harness.files import CHATML, make_tokenizer, spaced_tokenizer, write_gguf
-from tests.harness.models import preset_of, save, tiny
+from tests.harness.models import looked_at, preset_of, save, tiny
 
 from ..conftest import Command
 from ..sentences import refuses, tells
@@ -244,7 +243,7 @@ def test_a_template_that_fails_is_one_sentence(template: Any, words: str, tmp_pa
     assert chat.encode(tokenizer, "the cat", raw=True) == BYTES.encode("the cat")
     folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
     (folder / "model.safetensors").rename(tmp_path / "away")  # it is said before weights are read
-    for look in (load, report_on):
+    for look in (load, looked_at):
         with refuses(LoadError, words):
             look(preset_of(folder), "float32", "cpu")
     (tmp_path / "away").rename(folder / "model.safetensors")
@@ -346,7 +345,7 @@ def test_a_token_without_an_embedding_in_every_prompt_is_refused_at_load(tmp_pat
         begun(tokenizer, "<turn>")
     folder = save(tiny("llama", len(BYTES)), tokenizer, tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    for look in (load, report_on):
+    for look in (load, looked_at):
         with refuses(LoadError, f"model {where} '<turn>'"):
             look(preset_of(folder), "float32", "cpu")
 

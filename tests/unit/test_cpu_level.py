@@ -21,7 +21,7 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
-from specdemo.models.report import report_on
+from specdemo.models.sizes import laid_out_bytes
 from specdemo.racing.compare import is_exact
 from specdemo.racing.race import start
 from specdemo.settings import Settings
@@ -29,7 +29,7 @@ from specdemo.system import compiled, cpu_level, hardware
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import full_preset
-from tests.harness.models import preset_of, save, tiny
+from tests.harness.models import expected, looked_at, preset_of, save, tiny
 
 from ..sentences import refuses
 
@@ -130,11 +130,10 @@ def test_whoever_drafts_the_text_is_the_targets(loaded: Loaded, temperature: flo
 def test_a_report_tells_what_is_loaded(level: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny("llama", len(tokenizer), tie_word_embeddings=False)
     preset = preset_of(save(model, tokenizer, tmp_path / "llama"))
-    (described,), loaded = report_on(preset, None, "cpu").models, load(preset, None, "cpu")
-    assert (described.engine, described.exact) == (loaded.engine, True)
-    assert (
-        described.weights == 2 * sum(weight.numel() for weight in model.parameters()) == sum(loaded.placement.values())
-    )
+    found, loaded = looked_at(preset, None), load(preset, None, "cpu")
+    assert expected(found) == (loaded.engine, True)
+    numbers = sum(weight.numel() for weight in model.parameters())
+    assert laid_out_bytes(found) == 2 * numbers == sum(loaded.placement.values())
     loaded.release()
 
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from specdemo.decoding.events import Finished
-from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
 from specdemo.models import on_hub
-from specdemo.models import placement as room
+from specdemo.models import preset_models as opening
+from specdemo.models import sizes as room
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Folder, Hub
 from specdemo.models.store import ignore
@@ -132,7 +132,7 @@ def test_a_preset_that_does_not_fit_beside_the_loaded_one_replaces_it(
 ) -> None:
     before, small = engine._loaded, engine.presets[SMALL]
     found = opening.find_checkpoint(find_preset(LARGE).target, torch.float32, ignore)
-    needed = room.ModelPart("large", found.config, torch.float32).weights
+    needed = room.weight_bytes(found)
     monkeypatch.setattr(room, "free_memory", lambda: needed)
     released: list[str] = []
     real = before.release

@@ -23,7 +23,6 @@ from specdemo.engines.families import mixture
 from specdemo.engines.passes import PendingPass
 from specdemo.engines.quantized import widened
 from specdemo.models.loaded import load
-from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
 from specdemo.racing.figures import bytes_of, experts_counted, experts_read
@@ -35,7 +34,7 @@ from specdemo.system.hardware import UNQUANTIZED
 from tests.harness.classes import Loaded, Stats
 from tests.harness.doubles import ids_of
 from tests.harness.files import write_gguf
-from tests.harness.models import model_of, preset_of, rounded, run_by, save
+from tests.harness.models import expected, looked_at, model_of, preset_of, rounded, run_by, save
 from tests.harness.toys import untrained_heads
 
 from ..sentences import tells
@@ -116,9 +115,9 @@ def test_experts_of_a_gguf_file_stay_as_they_are(
     stored_in = {"ffn_gate_exps": "Q4_0", "ffn_up_exps": up, "ffn_down_exps": "Q8_0", "attn_q": "Q8_0"}
     write_gguf(tmp_path / "tiny.gguf", model, header=fields, tokenizer=tokenizer, stored_in=stored_in)
     preset = preset_of(Gguf(str(tmp_path / "tiny.gguf")))
-    (report,) = report_on(preset, "stored", "cpu").models
+    found = looked_at(preset, "stored")
     loaded = load(preset, "stored", "cpu")
-    assert (report.engine, report.exact) == (loaded.engine, True) == ("native", True)
+    assert expected(found) == (loaded.engine, True) == ("native", True)
     prompt = loaded.encode("the cat sat on the mat", raw=True)
     wanted = loaded.model.float()(torch.tensor([prompt])).logits[0, -1:]
     got = loaded.target_runner(64).prefill(prompt)

@@ -16,7 +16,7 @@ from specdemo.engines.choose import engine_of, is_exact, runner_maker, runner_of
 from specdemo.engines.families import FAMILIES, Family
 from specdemo.engines.ropes import rotation_bytes
 from specdemo.errors import BadInput
-from specdemo.models.weight_types import check_dtype, check_quantizes
+from specdemo.models.preset_models import check_dtype, check_quantizes
 from specdemo.models.weights import StoredWeights, shapes
 from specdemo.system.hardware import QUANTIZED
 from tests.harness import models

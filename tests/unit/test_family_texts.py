@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.drafters.heads.files import save_head
-from specdemo.models import loaded as loading
-from specdemo.models import report
+from specdemo.models import preset_models
 from specdemo.models.loaded import load
+from specdemo.models.sizes import laid_out_bytes
 from specdemo.racing.race import start
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
-from tests.harness.models import FAMILIES, load_by, model_of, preset_of, rounded, save
+from tests.harness.models import FAMILIES, load_by, looked_at, model_of, preset_of, rounded, save
 from tests.harness.texts import texts_drafted_and_not
 from tests.harness.toys import untrained_heads
 
@@ -63,10 +63,9 @@ def test_float16_is_not_chosen_for_a_model_with_numbers_beyond_it(
     name: str, fits: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where float16 is the best of a device: a GPU without bfloat16, or an Apple GPU. Who asks for it gets it."""
-    for module in (loading, report):
-        monkeypatch.setattr(module, "choose_dtype", lambda asked, device: torch.float16)
+    monkeypatch.setattr(preset_models, "choose_dtype", lambda asked, device: torch.float16)
     preset = preset_of(save(model_of(name), tokenizer, tmp_path))
-    asked, chosen = (report.report_on(preset, dtype, "cpu").models[0].weights for dtype in ("float16", "auto"))
+    asked, chosen = (laid_out_bytes(looked_at(preset, dtype)) for dtype in ("float16", "auto"))
     assert chosen == (1 if fits else 2) * asked
     for dtype, wanted in (("float16", torch.float16), ("auto", torch.float16 if fits else torch.float32)):
         ready = load(preset, dtype, "cpu")

@@ -24,14 +24,13 @@ from specdemo.models import gguf as gguf_reading
 from specdemo.models.gguf import Header, check_header, completed, config_of, read_header
 from specdemo.models.loaded import load
 from specdemo.models.presets import Preset
-from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp_process import started
 from tests.harness.files import make_tokenizer, write_gguf
-from tests.harness.models import ENGINES, load_by, preset_of, rounded
+from tests.harness.models import ENGINES, expected, load_by, looked_at, preset_of, rounded
 
 from ..sentences import refuses, tells
 from .test_llamacpp import NEEDS_LLAMACPP
@@ -191,10 +190,9 @@ def last_logits(model: Any) -> Tensor:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf: Gguf) -> None:
     model = written(case, gguf)
-    (described,) = report_on(preset_of(gguf), "float32", "cpu").models
     loaded = load(preset_of(gguf), "float32", "cpu")
     assert (loaded.engine != "eager") == knows(model.config)
-    assert (described.engine, described.exact) == (loaded.engine, loaded.exact_rows > 0)
+    assert expected(looked_at(preset_of(gguf))) == (loaded.engine, loaded.exact_rows > 0)
     torch.testing.assert_close(loaded.target_runner(64).prefill(IDS)[-1], last_logits(model), atol=1e-4, rtol=1e-4)
     loaded.release()
 
@@ -325,7 +323,7 @@ def test_a_kind_that_is_not_known_is_named(gguf: Gguf) -> None:
 
 def test_a_refusal_comes_before_the_conversion_and_keeps_nothing(gguf: Gguf, tmp_path: Path) -> None:
     write_gguf(Path(gguf.file), header={"rope.scaling.type": "dynamic"})
-    for look in (report_on, load):
+    for look in (looked_at, load):
         with refuses(LoadError, "llama.rope.scaling.type dynamic."):
             look(preset_of(gguf), "float32", "cpu")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix not in (".lock", ".checked")]
@@ -359,7 +357,7 @@ def test_a_type_that_is_not_known_is_named_with_its_tensor(gguf: Gguf, kind: int
     place = whole.find(name) + len(name) + 4 + 8  # after the number of dimensions and one of them
     whole[place : place + 4] = struct.pack("<I", kind)
     path.write_bytes(whole)
-    for look in (load, report_on):
+    for look in (load, looked_at):
         assert tells(refusal_of(gguf, look), f"output_norm.weight ({kind})")
 
 
@@ -382,7 +380,7 @@ def test_files_of_other_things_are_called_what_they_are(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    for look in (load, report_on):
+    for look in (load, looked_at):
         assert tells(refusal_of(gguf, look), f"tiny.gguf {words}")
 
 

@@ -20,9 +20,9 @@ import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specdemo.models import chat
-from specdemo.models.checkpoint import find_checkpoint
 from specdemo.models.gguf import read_header
 from specdemo.models.gguf_tokenizer import SPLITS, build_tokenizer, check_tokenizer, end_ids
+from specdemo.models.preset_models import find_checkpoint
 from specdemo.models.presets import find_preset, read_preset
 from specdemo.models.store import LoadError, ignore
 from specdemo.servers.address import Address

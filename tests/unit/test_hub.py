@@ -35,13 +35,14 @@ Answer = tuple[Any, list[Any], float]  # what was asked for or why not, the stag
 
 # The address of the hub is read when huggingface_hub is imported: only a new process can be given another.
 ASK = """
-import dataclasses, json, sys, time
+import json, sys, time
 from types import SimpleNamespace
 from specdemo.models.loaded import load
 from specdemo.models.presets import Preset, preset_of
 from specdemo.models.sources import Hub
 from specdemo.models.published_heads import fetch_heads, head_format
-from specdemo.models.report import report_on
+from specdemo.models.preset_models import find_models
+from specdemo.models.sizes import laid_out_bytes
 slept, sleep = [], time.sleep
 time.sleep = lambda seconds: slept.append(seconds) or sleep(seconds)
 text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6, model_type="llama", rms_norm_eps=1e-5)
@@ -52,8 +53,9 @@ def fetch(repo):
     preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
     return load(preset, "float32", "cpu", tell).weights["target"]
 def look(name):
-    (model,) = report_on(preset_of(name), "float32", "cpu").models
-    return dataclasses.asdict(dataclasses.replace(model, part=None, vocabulary=len(told.vocabulary)))
+    (model,) = find_models(preset_of(name), "float32", "cpu", fetch=False)
+    known = {field: getattr(model, field) for field in ("download", "licence", "gated", "engine")}
+    return {**known, "vocabulary": len(model.vocabulary), "weights": laid_out_bytes(model)}
 def held(name):
     return load(preset_of(name), "float32", "cpu").held["cpu"]
 def heads(names):
@@ -162,7 +164,9 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
 def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
     loaded = [hub.results[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
     assert loaded == [hub.results["look someone/tiny"]["weights"]] * 2
-    assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v{LAYOUT}").is_dir()  # converted once
+    assert (
+        hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-float32-v{LAYOUT}"
+    ).is_dir()  # converted once
 
 
 @pytest.mark.slow

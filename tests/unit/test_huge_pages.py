@@ -111,7 +111,7 @@ def test_pages_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:
 LOAD = """
 import threading
 from pathlib import Path
-from specdemo.models import loaded
+from specdemo.models import loaded, sizes
 from specdemo.models.presets import find_preset
 
 def held(*names):
@@ -123,7 +123,7 @@ def watch():
         most[0], most[1] = max(most[0], held("RssAnon")), max(most[1], held("RssAnon", "RssFile"))
 
 planned, most, over, plan, before = [], [0, 0], threading.Event(), loaded.plan, held("RssAnon")
-loaded.plan = lambda parts, *others: planned.extend(part.weights for part in parts) or plan(parts, *others)
+loaded.plan = lambda parts, *others: planned.extend(map(sizes.weight_bytes, parts)) or plan(parts, *others)
 watching = threading.Thread(target=watch)
 watching.start()
 try:

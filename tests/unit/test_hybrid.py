@@ -12,14 +12,15 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from specdemo.engines.families import family_of, is_hybrid
 from specdemo.engines.hybrid import AGAIN
 from specdemo.errors import BadInput
-from specdemo.models.loaded import load
+from specdemo.models.loaded import LANES, load
 from specdemo.models.report import RUNNING_STATES, report_on
+from specdemo.models.sizes import laid_out_bytes, text_bytes
 from specdemo.racing.race import start
 from specdemo.settings import Settings
 from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
-from tests.harness.models import EAGER, config_of, model_of, preset_of, run_by, save
+from tests.harness.models import EAGER, config_of, expected, looked_at, model_of, preset_of, run_by, save
 from tests.harness.texts import generated
 
 from ..sentences import refuses, tells
@@ -141,19 +142,20 @@ def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFa
     sizes = {"intermediate_size": 1024, "max_position_embeddings": 256}
     save(model_of(kind, **sizes), tokenizer, tmp_path / "model")
     preset = preset_of(tmp_path / "model")
-    (model,) = report_on(preset, "bfloat16", "cpu").models
-    assert (model.engine, model.exact) == ("eager", False)
-    assert model.sentence().endswith(RUNNING_STATES)
+    model = looked_at(preset, "bfloat16")
+    assert expected(model) == ("eager", False)
+    assert next(report_on(preset, "bfloat16", "cpu")).endswith(RUNNING_STATES)
     before = floats()
     loaded = load(preset, "bfloat16", "cpu")
     weights = floats()
-    assert model.weights == pytest.approx(sum(size for place, size in weights.items() if place not in before), rel=0.1)
+    taken = sum(size for place, size in weights.items() if place not in before)
+    assert laid_out_bytes(model) == pytest.approx(taken, rel=0.1)
     runners = [loaded.target_runner(256) for _ in range(2)]
     for runner in runners:
         runner.prefill([3, 4, 5] * 84)
         runner.forward([3])  # the states are copied now
     caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
-    assert model.caches == pytest.approx(caches, rel=0.1)
+    assert text_bytes(model, LANES) == pytest.approx(caches, rel=0.1)
     loaded.release()
 
 

@@ -16,8 +16,8 @@ from specdemo.cli.main import table
 from specdemo.decoding.acceptance import branches
 from specdemo.decoding.events import Event, Finished, Round, emitted_tokens
 from specdemo.errors import BadInput
-from specdemo.models import placement
-from specdemo.models.placement import check_caches
+from specdemo.models import sizes
+from specdemo.models.sizes import check_caches
 from specdemo.racing.again import again, differences, lanes_asked
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
 from specdemo.racing.race import race
@@ -141,14 +141,14 @@ def test_what_one_lane_cannot_do_is_refused_before_any_takes_memory(toy: Any) ->
 def test_four_caches_that_memory_does_not_hold_are_refused_before_any_is_made(
     toy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(sizes, "free_memory", lambda: 10**9)
     tokens = len(PROMPT) + SETTINGS.max_new_tokens
     own, drafts = 8_000_000, 1_000_000
     toy.token_bytes = {"target": own, "draft-model": drafts}
     needed = tokens * (4 * own + 2 * drafts)  # the draft model has a cache in two of the lanes
     assert needed <= 10**9
     list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
-    monkeypatch.setattr(placement, "free_memory", lambda: needed - 1)
+    monkeypatch.setattr(sizes, "free_memory", lambda: needed - 1)
     made = len(toy.runners)
     with pytest.raises(BadInput) as refusal:
         list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
@@ -168,7 +168,7 @@ def test_the_bytes_that_are_checked_are_those_that_caches_take(loaded: Loaded) -
         keys = min(part.numel() * part.element_size() for part in tensors if part.ndim > 3)  # values may be padded
         assert 2 * keys == 64 * loaded.token_bytes[name] > 0
     assert makers.keys() == loaded.token_bytes.keys()
-    free = placement.free_memory()
+    free = sizes.free_memory()
     check_caches([free // 2000] * 3, 500, loaded.device)
     with refuses(BadInput, "3 1,000"):
         check_caches([free // 2000] * 3, 1000, loaded.device)

@@ -27,10 +27,10 @@ from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.capture import Work
 from specdemo.engines.gpu.graph import Graphs
 from specdemo.engines.quantized import widened
-from specdemo.models import checkpoint as in_memory
-from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
-from specdemo.models import placement as room
+from specdemo.models import opened as in_memory
+from specdemo.models import preset_models as opening
+from specdemo.models import sizes as room
 from specdemo.models.loaded import load
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError, ignore
@@ -38,6 +38,7 @@ from specdemo.models.weights import StoredWeights, shapes
 from specdemo.settings import Settings
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
+from specdemo.system.hardware import choose_dtype
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner, Loaded
 from tests.harness.engines import ARCHITECTURES, cpu_engine, tiny_model
 from tests.harness.models import preset_of, save, tiny
@@ -71,7 +72,7 @@ def floats() -> dict[int, int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_pair_from_folders_is_in_memory_once(pair: tuple[Path, Path], dtype: str) -> None:
-    if cpu_engine(models.choose_dtype(dtype, torch.device("cpu"))) != "native":
+    if cpu_engine(choose_dtype(dtype, torch.device("cpu"))) != "native":
         pytest.skip("other layouts keep their weights out of sight")
     before = floats()
     loaded = load(preset_of(*pair, heads={"eagle": Path("none.safetensors")}), dtype, "cpu")  # which reads the table
@@ -350,18 +351,18 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
 
     from specdemo.ui.facts import facts
 
-    spread = room.DevicePlan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
+    spread = room._Plan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
     asked: list[Any] = []
     devices: list[str] = []
     real, open_checkpoint = in_memory.open_model, in_memory.open_checkpoint
 
-    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> in_memory.OpenedModel:
+    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> in_memory._Opened:
         devices.append(str(device))
         return open_checkpoint(found, files, torch.device("cpu"), *more, **named)
 
-    def opened(found: Any, dtype: Any, device: Any, progress: Any, max_memory: Any = None) -> PreTrainedModel:
+    def opened(found: Any, device: Any, progress: Any, max_memory: Any = None) -> PreTrainedModel:
         asked.append(max_memory)
-        model = real(found, dtype, device, progress)
+        model = real(found, device, progress)
         for part in (model.model.layers[1], model.lm_head):
             cpu_offload(part, execution_device=torch.device("cpu"))
         return model

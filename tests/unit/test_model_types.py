@@ -17,9 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of
-from specdemo.models.report import report_on
 from specdemo.models.store import LoadError
-from tests.harness.models import save
+from tests.harness.models import expected, looked_at, save
 from tests.harness.texts import generated, texts_drafted_and_not
 
 from ..sentences import refuses
@@ -252,9 +251,8 @@ def test_a_type_writes_the_text_of_generate_drafted_or_not(
 ) -> None:
     folder = save_random(config_of(label, TEXTS[label], len(tokenizer)), tokenizer, tmp_path / "model")
     preset = preset_of(str(folder))
-    (model,) = report_on(preset, "float32", "cpu").models
     loaded = load(preset, "float32", "cpu")
-    assert (model.engine, model.exact) == (loaded.engine, loaded.exact_rows > 0)
+    assert expected(looked_at(preset)) == (loaded.engine, loaded.exact_rows > 0)
     assert (loaded.engine != "eager") == (label in FUSED)
     prompt = loaded.encode("the cat sat on the mat", raw=True)
     (_, greedy), _ = texts_drafted_and_not(loaded, prompt, NEW_TOKENS)
@@ -272,7 +270,7 @@ def test_a_type_that_cannot_be_used_is_refused_by_its_configuration(
     config_of(label, fields, len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     preset = preset_of(str(tmp_path))
-    for look in (report_on, load):
+    for look in (looked_at, load):
         with refuses(LoadError, words) as caught:
             look(preset, "float32", "cpu")
         assert "\n" not in str(caught.value)
@@ -282,7 +280,7 @@ def test_a_type_that_cannot_be_used_is_refused_by_its_configuration(
 def test_a_type_that_needs_another_package_says_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     AutoConfig.for_model("gemma3n").save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    for look in (report_on, load):
+    for look in (looked_at, load):
         with refuses(LoadError, "timm") as caught:
             look(preset_of(str(tmp_path)), "float32", "cpu")
         assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ from transformers import BambaConfig, PreTrainedTokenizerFast
 from specdemo.decoding.events import Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.errors import BadInput
-from specdemo.models import placement as room
+from specdemo.models import sizes as room
 from specdemo.models.errors import explain, wrap_load_errors
 from specdemo.models.loaded import load
 from specdemo.models.presets import Defaults
@@ -215,7 +215,7 @@ def test_a_token_without_an_embedding_in_the_draft_model_is_not_seen_by_it(
     save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "target")
     save(tiny("llama", len(tokenizer) - 2), tokenizer, tmp_path / "draft")
     preset = preset_of(tmp_path / "target", tmp_path / "draft")
-    assert tells(report_on(preset, "float32", "cpu").lines()[2], "Token 299 '<turn>' draft")
+    assert tells([*report_on(preset, "float32", "cpu")][2], "Token 299 '<turn>' draft")
     loaded = load(preset, "float32", "cpu")
     ids = loaded.encode("the <tool> cat")
     run = start(loaded, "draft-model", ids, Settings(k=4, max_new_tokens=24))

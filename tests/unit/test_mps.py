@@ -17,16 +17,16 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from specdemo.decoding.events import emitted_tokens
 from specdemo.engines import eager
 from specdemo.errors import BadInput
-from specdemo.models import checkpoint
+from specdemo.models import opened
 from specdemo.models.loaded import load
-from specdemo.models.placement import plan
-from specdemo.models.sizes import ModelPart
+from specdemo.models.sizes import plan, weight_bytes
 from specdemo.racing.race import race
 from specdemo.settings import Settings
 from specdemo.system import device as device_module
 from specdemo.system import hardware
 from tests.harness.classes import Loaded
 from tests.harness.files import full_preset
+from tests.harness.models import unread
 
 from ..sentences import refuses
 
@@ -79,7 +79,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaForCausalLM, "forward", answer)
     monkeypatch.setattr(eager, "outputs_of", outputs)
     monkeypatch.setattr(eager, "to_device", to_device)
-    monkeypatch.setattr(checkpoint, "device_map", lambda device, max_memory: {})
+    monkeypatch.setattr(opened, "device_map", lambda device, max_memory: {})
 
 
 def texts(loaded: Loaded) -> dict[tuple[str, float], list[int]]:
@@ -123,7 +123,7 @@ def test_it_is_taken_when_it_is_asked_for_and_there(monkeypatch: pytest.MonkeyPa
 
 def test_weights_go_to_main_memory_which_it_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = load(full_preset(tmp_path), "float32", "cpu").model.config
-    part = ModelPart("toy", config, torch.float32)
-    assert plan([part, part], MPS).devices == (MPS, MPS)
-    monkeypatch.setattr("specdemo.models.placement.free_memory", lambda: part.weights)
-    assert plan([part], MPS, {"mps:0": part.weights}).replaces
+    model = unread(config, device="mps:0")
+    assert plan([model, model]).devices == (MPS, MPS)
+    monkeypatch.setattr("specdemo.models.sizes.free_memory", lambda: weight_bytes(model))
+    assert plan([model], {"mps:0": weight_bytes(model)}).replaces

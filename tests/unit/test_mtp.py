@@ -10,7 +10,6 @@ import copy
 import json
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from specdemo.engines.eager import PreallocatedCache
 from specdemo.engines.families import FAMILIES
 from specdemo.engines.hybrid import HybridRunner
 from specdemo.errors import BadInput
-from specdemo.models.checkpoint import OpenedModel
 from specdemo.models.loaded import load
 from specdemo.models.mtp import find_mtp
 from specdemo.models.store import LoadError
@@ -37,9 +35,8 @@ from specdemo.racing.race import check_drafter, race, rule_for, start
 from specdemo.racing.summary import summary
 from specdemo.settings import Settings
 from specdemo.tokens import DraftOutcome
-from tests.harness.classes import EagerRunner
 from tests.harness.doubles import Scripted, ids_of, proposed, rounds_of
-from tests.harness.models import preset_of, save, tiny
+from tests.harness.models import preset_of, save, tiny, unread
 from tests.harness.texts import decode, generated, plain_text
 
 from ..sentences import tells
@@ -271,9 +268,9 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(published: dict[str
     assert not loaded.parts.ready_heads
 
 
-def opened_by(model: PreTrainedModel, *devices: str) -> OpenedModel:
-    placement = dict.fromkeys(devices or ("cpu",), 1)
-    return OpenedModel("eager", partial(EagerRunner, model), lambda: model, None, placement, model.device)
+def found_in(model: PreTrainedModel, folder: Path, *devices: str) -> Any:
+    placement, files = dict.fromkeys(devices or ("cpu",), 1), [folder / "model.safetensors"]
+    return find_mtp(unread(model.config), files, "eager", placement, lambda: model)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "glm4_moe", "deepseek_v3"])
@@ -281,7 +278,7 @@ def test_a_layer_has_the_number_types_of_its_target(published: dict[str, Publish
     """In bfloat16, with what the family keeps in float32: the correction of the experts' scores."""
     folder = published[kind][0]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    open_mtp = find_mtp("toy", model.config, [folder / "model.safetensors"], opened_by(model))
+    open_mtp = found_in(model, folder)
     assert not isinstance(open_mtp, str)
     before = copy.deepcopy(model.state_dict())
     head = open_mtp()
@@ -369,11 +366,12 @@ def test_what_is_absent_or_damaged_is_refused_in_one_sentence(
 
 def test_the_layer_of_a_target_that_is_quantized_or_spread_is_refused(published: dict[str, Published]) -> None:
     folder, model, _ = published["deepseek_v3"]
-    config, files = copy.deepcopy(model.config), [folder / "model.safetensors"]
-    config.num_hidden_layers = 2
-    assert tells(find_mtp("toy", config, files, opened_by(model, "cuda:0", "cuda:1")), "several devices, MTP")
-    config.quantization_config = {"quant_method": "fp8"}
-    assert tells(find_mtp("toy", config, files, opened_by(model)), "quantized MTP")
+    other = copy.copy(model)
+    other.config = copy.deepcopy(model.config)
+    other.config.num_hidden_layers = 2
+    assert tells(found_in(other, folder, "cuda:0", "cuda:1"), "several devices, MTP")
+    other.config.quantization_config = {"quant_method": "fp8"}
+    assert tells(found_in(other, folder), "quantized MTP")
 
 
 def test_the_layers_of_other_families_are_refused_by_name(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

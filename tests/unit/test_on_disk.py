@@ -11,19 +11,20 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from specdemo.models import placement as room
 from specdemo.models import report as reporting
+from specdemo.models import sizes as room
+from specdemo.models.checkpoint import Checkpoint
 from specdemo.models.loaded import load
-from specdemo.models.placement import plan
+from specdemo.models.preset_models import find_models
 from specdemo.models.presets import Preset
-from specdemo.models.report import report_on
-from specdemo.models.sizes import ModelPart
+from specdemo.models.report import gigabytes, report_on
+from specdemo.models.sizes import laid_out_bytes, least_memory, plan, text_bytes, weight_bytes
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.settings import Settings
 from specdemo.ui.facts import facts
 from tests.harness.files import write_gguf
-from tests.harness.models import model_of, preset_of, save, tiny
+from tests.harness.models import looked_at, model_of, preset_of, save, tiny, unread
 from tests.harness.texts import generated
 
 from ..sentences import refuses, tells
@@ -55,46 +56,46 @@ def give_memory(monkeypatch: pytest.MonkeyPatch, free: int, swap: int = 0) -> No
 # What is planned ------------------------------------------------------------------------------------------------
 
 
-def part_of(**more: Any) -> ModelPart:
+def model_with(device: str = "cpu", **more: Any) -> Checkpoint:
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 4, **more}
-    return ModelPart("big", LlamaConfig(vocab_size=100, num_hidden_layers=20, **sizes), torch.float32)
+    return unread(LlamaConfig(vocab_size=100, num_hidden_layers=20, **sizes), device=device)
 
 
 def test_what_memory_cannot_hold_stays_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = part_of(), part_of(hidden_size=16, intermediate_size=16)
-    give_memory(monkeypatch, target.weights // 2)
-    chosen = plan([target, draft], CPU)
-    share = int(target.weights // 2 * room.SHARE) - draft.weights
+    target, draft = model_with(), model_with(hidden_size=16, intermediate_size=16)
+    give_memory(monkeypatch, weight_bytes(target) // 2)
+    chosen = plan([target, draft])
+    share = int(weight_bytes(target) // 2 * room.SHARE) - weight_bytes(draft)
     assert chosen.max_memory == {"cpu": share}
-    assert chosen.on_disk == target.weights - share
+    assert chosen.on_disk == weight_bytes(target) - share
     assert (chosen.devices, chosen.offloaded, chosen.replaces) == ((CPU, CPU), 0, False)
-    assert plan([target, draft], CPU, {"cpu": 0}).replaces  # all else goes first
-    give_memory(monkeypatch, target.weights // 2, swap=target.weights)
-    assert plan([target, draft], CPU).on_disk == 0
+    assert plan([target, draft], {"cpu": 0}).replaces  # all else goes first
+    give_memory(monkeypatch, weight_bytes(target) // 2, swap=weight_bytes(target))
+    assert plan([target, draft]).on_disk == 0
 
 
 def test_what_cannot_be_read_layer_by_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = part_of()
-    for part, device, free in (
-        (target, CPU, int(target.least)),  # of which not all is for weights
-        (target, torch.device("mps", 0), target.weights // 2),
-        (part_of(quantization_config={"quant_method": "gptq", "bits": 8}), CPU, 10),
+    target = model_with()
+    for model, free in (
+        (target, int(least_memory(target))),  # of which not all is for weights
+        (model_with("mps:0"), weight_bytes(target) // 2),
+        (model_with(quantization_config={"quant_method": "gptq", "bits": 8}), 10),
     ):
         give_memory(monkeypatch, free)
-        with refuses(LoadError, "big memory,"):
-            plan([part], device)
+        with refuses(LoadError, "model memory,"):
+            plan([model])
 
 
 def test_gpus_fill_up_first_then_main_memory_then_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = part_of(intermediate_size=2**20)
+    target = model_with("cuda", intermediate_size=2**20)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (room.WORK_SPACE + 2**30, 80 * 2**30))
     give_memory(monkeypatch, 2**31)
-    chosen = plan([target], torch.device("cuda"))
+    chosen = plan([target])
     assert chosen.max_memory is not None
     assert [*chosen.max_memory] == [0, "cpu"]  # what is left after these goes to the disk
     assert chosen.offloaded == chosen.max_memory["cpu"] == int(2**31 * room.SHARE)
-    assert chosen.on_disk == target.weights - sum(chosen.max_memory.values()) > 0
+    assert chosen.on_disk == weight_bytes(target) - sum(chosen.max_memory.values()) > 0
 
 
 # What is run ----------------------------------------------------------------------------------------------------
@@ -102,9 +103,7 @@ def test_gpus_fill_up_first_then_main_memory_then_the_disk(monkeypatch: pytest.M
 
 def weights_of(folder: Path) -> int:
     """Bytes of its weights in float32."""
-    (model,) = report_on(preset_of(folder), "float32", "cpu").models
-    assert model.part is not None
-    return model.part.weights
+    return weight_bytes(looked_at(preset_of(folder)))
 
 
 @pytest.mark.slow
@@ -140,27 +139,23 @@ def test_a_target_on_the_disk_writes_the_text_of_generate(
 
 def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     preset = preset_of(folders["llama"], folders["draft"])
-    usual = report_on(preset, "float32", "cpu")
-    give_memory(monkeypatch, 10 * usual.needed)
-    assert report_on(preset, "float32", "cpu").lines()[:-1] == usual.lines()[:-1]
-    caches = sum(model.caches for model in usual.models)
-    give_memory(monkeypatch, int(5.5 * caches))
-    report = report_on(preset, "float32", "cpu")
-    report.check()
-    assert 0 < report.on_disk < weights_of(folders["llama"])
-    assert (report.models[0].engine, report.models[0].exact) == ("eager", False)
-    assert report.models[1] == usual.models[1]
-    assert tells(report.lines()[-2], "cannot hold")
-    assert tells(report.lines()[-2], "case speculation")
+    usual = [*report_on(preset, "float32", "cpu")]
+    give_memory(monkeypatch, 2**40)
+    assert [*report_on(preset, "float32", "cpu")][:-1] == usual[:-1]
+    target, draft = find_models(preset, "float32", "cpu", fetch=False)
+    give_memory(monkeypatch, int(5.5 * (text_bytes(target, 2) + text_bytes(draft, 1))))
+    first, second, *_, on_disk, _ = report_on(preset, "float32", "cpu")
+    assert tells(first, "engine eager, not exact")
+    assert second == usual[1]
+    assert tells(on_disk, f"cannot hold {gigabytes(plan([target, draft]).on_disk)} case speculation")
     give_memory(monkeypatch, 1000)
     with refuses(LoadError, "smaller"):
-        report_on(preset, "float32", "cpu").check()
+        [*report_on(preset, "float32", "cpu")]
 
 
 def test_a_gguf_file_has_to_be_in_memory_to_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     preset = Preset("toy", "Toy", "A preset of the tests.", Gguf(str(tmp_path / "tiny.gguf")))
-    (model,) = report_on(preset, "float32", "cpu").models
-    give_memory(monkeypatch, model.weights * 3 // 4)
+    give_memory(monkeypatch, laid_out_bytes(looked_at(preset)) * 3 // 4)
     with refuses(LoadError, "smaller"):
-        report_on(preset, "float32", "cpu").check()
+        [*report_on(preset, "float32", "cpu")]

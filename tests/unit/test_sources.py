@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.errors import BadInput
 from specdemo.models import sources
+from specdemo.models.checkpoint import Checkpoint
 from specdemo.models.loaded import load
 from specdemo.models.package_index import PartWheel
 from specdemo.models.presets import find_preset, load_presets, preset_of, with_head
 from specdemo.models.report import report_on, save_preset
-from specdemo.models.source import ModelLocation, Source, path_of
+from specdemo.models.source import Source, path_of
 from specdemo.models.sources import Folder, Gguf, Hub, Parts, Wheel
 from specdemo.models.store import LoadError, Progress
 from specdemo.models.tables import RelativePath
@@ -42,14 +43,14 @@ class Zipped(Source):
     def named(cls, text: str) -> Source | None:
         return cls(path_of(text)) if text.endswith(".zip") else None
 
-    def location(self, dtype: torch.dtype | None, progress: Progress) -> ModelLocation:
+    def location(self, dtype: torch.dtype | None, progress: Progress) -> Checkpoint:
         if not self.zip.is_file():
             raise LoadError(f"There is no file {self.zip}.")
         progress(None, f"unpacking {self}")
         folder = cache_folder() / self.zip.stem
         with zipfile.ZipFile(self.zip) as packed:
             packed.extractall(folder)
-        return ModelLocation(str(folder), {"source": "zip", "name": self.zip.name})
+        return Checkpoint(self, str(folder), {"source": "zip", "name": self.zip.name})
 
 
 @pytest.fixture
@@ -69,8 +70,7 @@ def test_a_new_kind_of_source_is_one_class(zipped: Path, tmp_path: Path) -> None
     save_preset(preset, "mine", tmp_path)
     assert find_preset("mine", tmp_path).target == preset.target
     alone = preset_of(str(zipped))
-    (model,) = report_on(alone, "float32", "cpu").models
-    assert tells(model.sentence(), f"{zipped}: nothing")
+    assert tells(next(report_on(alone, "float32", "cpu")), f"{zipped}: nothing")
     stages: list[str] = []
     loaded = load(alone, "float32", "cpu", lambda _, words: stages.append(words))
     assert loaded.weights["target"] == {"source": "zip", "name": "tiny.zip"}

@@ -14,15 +14,14 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.families import knows
+from specdemo.models.configuration import text_name, text_part
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of
-from specdemo.models.report import report_on
-from specdemo.models.text_part import text_name, text_part
 from specdemo.racing.race import start
 from tests.harness.classes import Stats
 from tests.harness.doubles import ids_of
+from tests.harness.models import looked_at, save
 from tests.harness.models import preset_of as by_heads
-from tests.harness.models import save
 from tests.harness.texts import texts_drafted_and_not
 from tests.harness.toys import untrained_heads
 
@@ -102,7 +101,7 @@ def test_the_text_part_alone_writes_what_the_whole_model_writes(
         got = torch.cat([runner.prefill(ids[:20]), runner.forward(ids[20:])])
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
         if (old, eager, tied) == (False, False, False):  # a tied Gemma repeats itself
-            assert report_on(preset, "float32", "cpu").models[0].engine == loaded.engine
+            assert looked_at(preset).engine == loaded.engine
             texts_drafted_and_not(loaded, ids[:12], 20)
         runner.release()
         loaded.release()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.drafters.names import DRAFTERS
-from specdemo.models.sources import Source
 from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.servers.llamacpp_process import can_start
 from specdemo.settings import AUTO, MATCH, one_of
@@ -61,7 +60,7 @@ def cases_of_theirs(loaded: Loaded, methods: Sequence[str], ks: Sequence[int | s
     """What to run of others. A method that cannot run here is left out, and stderr says why."""
     numbers = [k for k in ks if k != AUTO and k != 0]
     served = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", NGRAM_K) for size in NGRAM_SIZES)]
-    if has_gguf(loaded.preset.draft_model):
+    if has_gguf(loaded, "draft_model"):
         served += [Case(DRAFTING, "draft-model", k) for k in numbers or (DRAFT_K,)]
     of_method = {
         HF: [Case(HF)],
@@ -76,7 +75,7 @@ def cases_of_theirs(loaded: Loaded, methods: Sequence[str], ks: Sequence[int | s
             reason = f"the preset {loaded.preset.name} has no draft model to assist"
         elif method == ASSISTED and loaded.parts.translator is not None:
             reason = f"the draft model of {loaded.preset.name} has another tokenizer"
-        elif method == LLAMA and not has_gguf(loaded.preset.target):
+        elif method == LLAMA and not has_gguf(loaded, "target"):
             reason = f"{loaded.preset.name} was not loaded from a GGUF file"
         elif method == LLAMA and not can_start():
             reason = "the package xllamacpp is not installed"
@@ -87,10 +86,10 @@ def cases_of_theirs(loaded: Loaded, methods: Sequence[str], ks: Sequence[int | s
     return list(dict.fromkeys(cases))
 
 
-def has_gguf(source: Source | None) -> bool:
-    """Whether a model was loaded from a GGUF file. One that both the hub and the package index have is asked for on the
-    hub first, where it is no such file."""
-    return source is not None and source.has_gguf
+def has_gguf(loaded: Loaded, part: str) -> bool:
+    """Whether its "target" or "draft_model" was loaded from a GGUF file. One that both the hub and the package index
+    have is asked for on the hub first, where it is no such file."""
+    return "gguf_sha256" in (loaded.weights[part] or {})
 
 
 def cases_of_ours(

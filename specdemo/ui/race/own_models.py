@@ -76,9 +76,8 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         lines: list[str] = []
         try:
             with engine.other_work.counted():
-                report = engine.report(_named(engine.presets, *given))
-                lines += report.lines()
-                report.check()
+                for line in engine.report(_named(engine.presets, *given)):
+                    lines.append(line)
         except Exception as error:
             return [_say(*lines, engine.sentence(error)), gr.update(interactive=False)]
         return [_say(*lines), gr.update(interactive=True)]
