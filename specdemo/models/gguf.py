@@ -240,13 +240,11 @@ def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], li
         read: gives the numbers of a tensor by its name.
     """
     kind, stated = header.architecture, getattr(config, "rope_parameters", None)
-    for flag, tensor in BIASES.items():
-        if tensor in header.shapes and hasattr(config, flag):
-            setattr(config, flag, True)
+    biases = {flag: True for flag, tensor in BIASES.items() if tensor in header.shapes and hasattr(config, flag)}
     if not stated or kind in READ:
-        return config
+        return type(config).from_dict({**config.to_dict(), **biases})
     rope = _rope(header, read)
-    changes: dict[str, Any] = {"rope_parameters": {**stated, **rope}}
+    changes: dict[str, Any] = {**biases, "rope_parameters": {**stated, **rope}}
     if (size := header.of_model("expert_feed_forward_length")) is not None:
         changes["moe_intermediate_size"] = int(size)
     if kind in TWO_ROPES:

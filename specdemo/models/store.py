@@ -125,37 +125,31 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-@contextmanager
-def locked(entry: Path, progress: Progress) -> Iterator[None]:
-    from filelock import FileLock, Timeout  # it takes longer to import than all that reading presets needs
-
-    lock = FileLock(entry.with_name(f"{entry.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        progress(None, "waiting for another process that is preparing the same weights")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def kept(entry: Path, is_whole: Callable[[], bool], make: Callable[[Path], Path], progress: Progress) -> Path:
-    """A file or a folder of the cache. If it is missing or damaged, `make` makes it in a temporary folder."""
+    """A file or a folder of the cache. If it is missing or damaged, `make` makes it in a temporary folder, in one
+    process at a time."""
     with disk_errors_in_words(entry.parent):
-        if not is_whole():
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            with locked(entry, progress):
-                if not is_whole():  # else another process has just made it
-                    partial = entry.with_name(f"{entry.name}.partial")
-                    shutil.rmtree(partial, ignore_errors=True)  # we have the lock, so its process died
-                    try:
-                        partial.mkdir()
-                        make(partial).replace(entry)
-                    finally:
-                        shutil.rmtree(partial, ignore_errors=True)
-    return entry
+        if is_whole():
+            return entry
+        from filelock import FileLock, Timeout  # it takes longer to import than all that reading presets needs
+
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(entry.with_name(f"{entry.name}.lock"))
+        try:
+            held = lock.acquire(blocking=False)
+        except Timeout:
+            progress(None, "waiting for another process that is preparing the same weights")
+            held = lock.acquire()
+        with held:
+            if not is_whole():  # else another process has just made it
+                partial = entry.with_name(f"{entry.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)  # we have the lock, so its process died
+                try:
+                    partial.mkdir()
+                    make(partial).replace(entry)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+        return entry
 
 
 @contextmanager

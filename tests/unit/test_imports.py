@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,16 @@ def test_everything_is_imported_and_a_model_runs_on_another_system(system: str) 
     fast, eager, dtype, written = done.stdout.split()
     assert (fast, eager, written) == ("fused", "eager", "True")
     assert dtype in dtypes
+
+
+def test_nothing_that_another_package_has_is_replaced() -> None:
+    """No attribute of what a file imports from elsewhere is set."""
+    for path in (ROOT / "specdemo").rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        theirs = set[str]()
+        for node in nodes:
+            if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
+                theirs |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                assert ast.unparse(node).partition(".")[0] not in theirs, f"{path}:{node.lineno}"
