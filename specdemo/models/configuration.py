@@ -156,7 +156,7 @@ def text_part(config: PreTrainedConfig) -> PreTrainedConfig | None:
     if not family_of(config).text_alone:
         return None
     part = deepcopy(config.get_text_config(decoder=True))
-    if family_of(part).layout != "llama":
+    if not family_of(part).fused:
         return None
     # The whole model says this too, and files with both embeddings are read as such anyway.
     part.tie_word_embeddings = bool(part.tie_word_embeddings or config.tie_word_embeddings)

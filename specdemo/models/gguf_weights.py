@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers import modeling_gguf_pytorch_utils as tables
 
-from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
+from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, LAYERS
 from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
 from .gguf import ALWAYS, LONG, SHORT
@@ -150,7 +150,7 @@ def numbers_of(raw: NDArray[Any], kind: gguf.GGMLQuantizationType, dtype: torch.
 def joint_name(tensor: str) -> str:
     """The name in transformers of the weight that a tensor is a part of; empty if it has no experts."""
     found = OF_EXPERTS.fullmatch(tensor)
-    return f"model.layers.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""
+    return f"{LAYERS}.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""
 
 
 def _experts(tensors: Sequence[Any], dtype: torch.dtype | None) -> tuple[Weight, tuple[int, ...]]:

@@ -218,7 +218,7 @@ def open_checkpoint(
         if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
             progress(None, laying_out)
             engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
-            both = embeddings(weights) if with_embeddings else None
+            both = embeddings(checkpoint.config, weights) if with_embeddings else None
             norm = final_norm(checkpoint.config, weights)
             weights.let_go()
             return _Opened(engine, make_runner, again, both, weights.placement, device, norm, weights.sizes)

@@ -186,7 +186,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    if dtype in QUANTIZED.values() and dtype != AS_STORED and family_of(config).layout == "gpt2":
+    if dtype in QUANTIZED.values() and dtype != AS_STORED and family_of(config).transposed:
         raise BadInput(f"The weights of GPT-2 cannot be {dtype_name(dtype)} here: choose another dtype.")
 
 
