@@ -8,26 +8,34 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+# Names of weights, as most families have them. Those of a layer follow the layer's number.
+LAYERS, EMBEDDING, NORM, OUTPUT = "model.layers", "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+QKV, OUT = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj"
+HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
+GATE_UP, DOWN = ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
+ROUTER, EXPERTS_UP, EXPERTS_DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """How the layers of some models differ from Llama's, and what their passes can do.
 
-    `layout` says whose names and shapes the weights have that the fused engines read; None: only transformers' forward
-    runs it. `branches` says that the layers read only the layer before and the cache, so that one mask makes a tree.
-    `state` says that layers keep a running state that a pass of any length can go on from. Without `parts` a model with
-    a cache reads one token in a pass, or the whole text again. `mtp` says where the tensors of a multi-token-prediction
-    layer are, if it is read here: "apart" under "mtp.", or as one "more" decoder layer. `text_alone` says that a model
-    for pictures and text reads a text as its text model does. `encoder`: unless its configuration says `is_decoder`.
+    `fused` says that the fused engines run it, else only transformers' forward does. `branches` says that the layers
+    read only the layer before and the cache, so that one mask makes a tree. `state` says that layers keep a running
+    state that a pass of any length can go on from. Without `parts` a model with a cache reads one token in a pass, or
+    the whole text again. `mtp` says where the tensors of a multi-token-prediction layer are, if it is read here:
+    "apart" under "mtp.", or as one "more" decoder layer. `text_alone` says that a model for pictures and text reads a
+    text as its text model does. An `encoder` is one unless its configuration says `is_decoder`.
 
     A norm is None where there is none. `out_norm` and `down_norm` are applied to what attention and the MLP add to the
     residual stream. `above_one` says that a norm multiplies by 1 + its weight. A merged product has one name.
-    `growing_queries` says that rotated queries grow with their position. `interleaved` says that a rotation turns
-    numbers 0 and 1 of a head, then 2 and 3, and so on, while Llama's turns the first number of each half, then the
-    second. `scaled_embedding` says that embeddings are multiplied by the square root of their width. `beyond_float16`
-    says that activations get larger than float16's largest number, 65504.
+    `positions` names the embeddings of positions of a family without rotations. `gated` says that the MLP multiplies
+    two products, one of them activated. `centred` says that norms subtract the mean, and that they and all products
+    have biases. `transposed` says that weights of products are [in, out]. `growing_queries` says that rotated queries
+    grow with their position. `interleaved` says that a rotation turns numbers 0 and 1 of a head, then 2 and 3, and so
+    on, while Llama's turns the first number of each half, then the second. `scaled_embedding` says that embeddings are
+    multiplied by the square root of their width. `beyond_float16` says that activations get larger than float16's
+    largest number, 65504.
     """
 
     attention_norm: str | None = "input_layernorm"
@@ -35,7 +43,16 @@ class Family:
     mlp_norm: str | None = "post_attention_layernorm"
     down_norm: str | None = None
     qkv: tuple[str, ...] = QKV
+    out: str = OUT
     up: tuple[str, ...] = GATE_UP
+    down: str = DOWN
+    layers: str = LAYERS
+    embedding: str = EMBEDDING
+    norm: str = NORM
+    positions: str | None = None
+    gated: bool = True
+    centred: bool = False
+    transposed: bool = False
     normed_heads: str | None = None  # how queries and keys are normed: each "head" by itself, or "all" of a token
     biased: str | None = "attention_bias"  # the field that says whether attention has biases; None: it has
     out_biased: bool = True  # whether its output then has one too
@@ -47,7 +64,7 @@ class Family:
     expert_size: str | None = None  # the field with the inner size of an expert, if layers have experts
     rotated: str | None = None  # the field that says of each layer whether it has a rotation; None: all have
     drops_score_cap: bool = False  # transformers does not apply the cap of scores that the configuration states
-    layout: Literal["llama", "gpt2"] | None = "llama"
+    fused: bool = True
     branches: bool = False
     state: bool = False
     parts: bool = True
@@ -56,10 +73,12 @@ class Family:
     encoder: bool = False
 
     def has_bias(self, config: PreTrainedConfig, name: str) -> bool:
-        """Whether a product of a layer, such as self_attn.q_proj, has a bias."""
-        if name.startswith("mlp"):
+        """Whether a product of a layer has a bias."""
+        if self.centred:
+            return True
+        if name in (*self.up, self.down):
             return bool(getattr(config, "mlp_bias", False))
-        can = self.out_biased or not name.endswith("o_proj")
+        can = self.out_biased or name != self.out
         return can and (self.biased is None or bool(getattr(config, self.biased, False)))
 
 
@@ -72,8 +91,9 @@ _GEMMA = Family(
     scaled_embedding=True,
     beyond_float16=True,
 )
-_GLM = Family(up=("gate_up_proj",), out_biased=False, interleaved=True)
-_STATE = Family(layout=None, state=True)
+_MERGED = ("mlp.gate_up_proj",)
+_GLM = Family(up=_MERGED, out_biased=False, interleaved=True)
+_STATE = Family(fused=False, state=True)
 FAMILIES = {
     **dict.fromkeys(("llama", "mistral"), Family(branches=True)),
     **dict.fromkeys(("ministral", "granite"), Family()),
@@ -84,7 +104,7 @@ FAMILIES = {
     "gemma": Family(above_one=True, scaled_embedding=True),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, normed_heads="head", drops_score_cap=True),
-    "phi3": Family(qkv=("qkv_proj",), up=("gate_up_proj",)),
+    "phi3": Family(qkv=("self_attn.qkv_proj",), up=_MERGED),
     **dict.fromkeys(("olmo2", "olmo3"), _OLMO),
     "glm": _GLM,
     "glm4": replace(_GLM, out_norm="post_self_attn_layernorm", down_norm="post_mlp_layernorm"),
@@ -92,22 +112,36 @@ FAMILIES = {
     "qwen3_moe": Family(normed_heads="head", expert_size="moe_intermediate_size"),
     "olmoe": Family(normed_heads="all", expert_size="intermediate_size"),
     "flex_olmo": replace(_OLMO, expert_size="intermediate_size"),
-    "gpt2": Family(layout="gpt2", branches=True),
-    "gpt_neox": Family(layout=None, branches=True),
+    "gpt2": Family(
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        qkv=("attn.c_attn",),
+        out="attn.c_proj",
+        up=("mlp.c_fc",),
+        down="mlp.c_proj",
+        layers="transformer.h",
+        embedding="transformer.wte.weight",
+        norm="transformer.ln_f",
+        positions="transformer.wpe.weight",
+        gated=False,
+        centred=True,
+        transposed=True,
+        branches=True,
+    ),
+    "gpt_neox": Family(fused=False, branches=True),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), replace(_STATE, mtp="apart")),
     **dict.fromkeys(("lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid", "olmo_hybrid"), _STATE),
-    **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "deepseek_v3"), Family(layout=None, mtp="more")),
+    **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "deepseek_v3"), Family(fused=False, mtp="more")),
     # Gemma 3 from 4B on, and Mistral Small 3.1 and Ministral 3.
-    **dict.fromkeys(("gemma3", "mistral3"), Family(layout=None, text_alone=True)),
-    **dict.fromkeys(("cpmant", "prophetnet"), Family(layout=None, parts=False)),
-    "bert-generation": Family(layout=None, encoder=True),
+    **dict.fromkeys(("gemma3", "mistral3"), Family(fused=False, text_alone=True)),
+    **dict.fromkeys(("cpmant", "prophetnet"), Family(fused=False, parts=False)),
+    "bert-generation": Family(fused=False, encoder=True),
 }
-OTHER = Family(layout=None)  # a model whose type is not in the table
-ROUTER, EXPERTS_UP, EXPERTS_DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of a layer
+OTHER = Family(fused=False)  # a model whose type is not in the table
 FULL, SLIDING = "full_attention", "sliding_attention"
 RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
 ROPES = {"default", "linear", "llama3", "yarn", "longrope"}  # all but those with other angles at every length
-ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}  # see `layout`
+ACTIVATIONS = {True: {"silu", "gelu_pytorch_tanh"}, False: {"gelu_new"}}  # of an MLP that is `gated`, and of another
 DEPENDS_ON_LENGTH = "its rotary embedding depends on how long the text can get"  # why a model cannot branch
 
 
@@ -180,11 +214,16 @@ def mixtures(config: PreTrainedConfig) -> set[Mixture]:
     return {found for layer in range(config.num_hidden_layers) if (found := mixture(config, layer)) is not None}
 
 
+def inner_size(config: PreTrainedConfig) -> int:
+    """Of the MLP of a layer without experts."""
+    stated = config.n_inner if family_of(config).centred else config.intermediate_size
+    return 4 * config.hidden_size if stated is None else int(stated)
+
+
 def inner_sizes(config: PreTrainedConfig) -> set[int]:
     """How many numbers the products of its layers read, of a model that `knows` accepts."""
-    plain = config.n_inner or 4 * config.hidden_size if family_of(config).layout == "gpt2" else config.intermediate_size
     layers = [mixture(config, layer) for layer in range(config.num_hidden_layers)]
-    of_mlps = {plain if layer is None else layer.inner for layer in layers}
+    of_mlps = {inner_size(config) if layer is None else layer.inner for layer in layers}
     return {config.hidden_size, config.num_attention_heads * head_width(config), *of_mlps}
 
 
@@ -197,13 +236,12 @@ def knows(config: PreTrainedConfig) -> bool:
     if config.get_text_config() is not config or getattr(config, "quantization_config", None):
         return False
     family = family_of(config)
-    if family.layout == "gpt2":
-        scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
-        plain = not config.reorder_and_upcast_attn and not config.add_cross_attention
-        return config.activation_function == "gelu_new" and scaled and plain
-    if family.layout is None or not {*layer_kinds(config)} <= {FULL, SLIDING}:
+    if not family.fused or activation(config) not in ACTIVATIONS[family.gated]:
         return False
-    if getattr(config, "use_bidirectional_attention", None) or activation(config) not in ACTIVATIONS:
+    if family.centred:
+        scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
+        return scaled and not config.reorder_and_upcast_attn and not config.add_cross_attention
+    if getattr(config, "use_bidirectional_attention", None) or not {*layer_kinds(config)} <= {FULL, SLIDING}:
         return False
     if getattr(config, "clip_qkv", None) is not None:  # of OLMoE
         return False
@@ -215,7 +253,8 @@ def knows(config: PreTrainedConfig) -> bool:
 
 def activation(config: PreTrainedConfig) -> str:
     """The name of the MLP's activation."""
-    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None))
+    names = "hidden_activation", "hidden_act", "activation_function"
+    return str(next((name for field in names if (name := getattr(config, field, None))), None))
 
 
 def layer_kinds(config: PreTrainedConfig) -> list[str]:
@@ -271,12 +310,12 @@ def fits_float16(config: PreTrainedConfig) -> bool:
 
 def key_heads(config: PreTrainedConfig) -> int:
     """The attention heads that have keys and values of their own."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    stated = None if family_of(config).centred else getattr(config, "num_key_value_heads", None)
+    return stated or config.num_attention_heads
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    reads = family_of(config).layout != "gpt2"
-    stated = getattr(config, "head_dim", None) if reads else None
+    stated = None if family_of(config).centred else getattr(config, "head_dim", None)
     return stated or config.hidden_size // config.num_attention_heads
 
 
@@ -284,4 +323,4 @@ def final_norm_eps(config: PreTrainedConfig) -> float | None:
     """The epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
     config = config.get_text_config()
     family = family_of(config)
-    return config.rms_norm_eps if family.layout == "llama" and not family.above_one else None
+    return config.rms_norm_eps if family.fused and not (family.centred or family.above_one) else None

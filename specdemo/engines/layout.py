@@ -18,11 +18,14 @@ from ..system.hardware import compute_dtype
 from .families import (
     EXPERTS_DOWN,
     EXPERTS_UP,
+    HEAD_NORMS,
     ROUTER,
+    Family,
     Scales,
     activation,
     family_of,
     head_width,
+    key_heads,
     layer_kinds,
     mixture,
     windows,
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
-ACTIVATIONS = {"silu": swiglu, "gelu_pytorch_tanh": gated_gelu}
+ACTIVATIONS: dict[str, Step] = {"silu": swiglu, "gelu_pytorch_tanh": gated_gelu, "gelu_new": gelu}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class FusedModel:
     @classmethod
     def of_weights(cls, config: PreTrainedConfig, weights: Weights) -> FusedModel:
         """Rearrange weights that have transformers' names."""
-        return _gpt2(config, weights) if family_of(config).layout == "gpt2" else _of_family(config, weights)
+        return _rearranged(config, weights)
 
     def first_layers(self, count: int) -> FusedModel:
         """A model of the first layers, with the same norm and head. No weight is copied."""
@@ -199,35 +202,39 @@ def _tables(rope: Rope, length: int) -> list[Tensor]:
     return tables if of_queries is None else [*tables, of_queries[:, None]]
 
 
-def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
-    family, width, heads = family_of(config), head_width(config), config.num_attention_heads
+def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
+    family, width = family_of(config), head_width(config)
+    heads, kv_heads = config.num_attention_heads, key_heads(config)
     stated = getattr(config, family.rotated) if family.rotated else None  # true where there is a rotation
     rotated, kinds, seen = stated or [True] * config.num_hidden_layers, kinds_of_ropes(config), windows(config)
     of_kind = [kinds.index(kind) if len(kinds) > 1 else 0 for kind in layer_kinds(config)]
-    parts = heads + 2 * config.num_key_value_heads
-    ropes = Rope.all_of(config, embeddings(weights)[0].device)
+    parts = heads + 2 * kv_heads
+    embedding, output = embeddings(config, weights)
+    ropes = () if family.positions else Rope.all_of(config, embedding.device)
     # No family has both such an order and norms of heads, whose weights would need it too.
-    order = _in_halves(width, 2 * len(ropes[0].frequencies), family.interleaved)
+    order = _in_halves(width, 2 * len(ropes[0].frequencies), family.interleaved) if ropes else None
 
     def norm(name: str) -> Norm:
         weight = plain(weights, f"{name}.weight")
+        if family.centred:
+            return Norm.of(upcast(weight), upcast(plain(weights, f"{name}.bias")), config.layer_norm_epsilon)
         return Norm.of(1 + weight.detach().float() if family.above_one else upcast(weight), None, config.rms_norm_eps)
 
     def rearranged(index: int) -> Layer:
-        layer = f"model.layers.{index}"
-        attention = f"{layer}.self_attn"
+        layer = f"{family.layers}.{index}"
         router, up, down = _mlps(config, weights, index)
 
         def norm_of(name: str | None) -> Norm | None:
             return None if name is None else norm(f"{layer}.{name}")
 
-        qkv = (f"{attention}.{name}" for name in family.qkv)
+        qkv = (f"{layer}.{name}" for name in family.qkv)
+        of_heads = [norm(f"{layer}.{name}") for name in HEAD_NORMS] if family.normed_heads else None
         return Layer(
             attention_norm=norm_of(family.attention_norm),
-            qkv=_joint(weights, *qkv, parts=parts, ordered=parts - config.num_key_value_heads, order=order),
-            head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if family.normed_heads else None,
-            rope=of_kind[index] if rotated[index] else None,
-            out=_joint(weights, f"{attention}.o_proj"),
+            qkv=_joint(family, weights, *qkv, parts=parts, ordered=parts - kv_heads, order=order),
+            head_norms=None if of_heads is None else (of_heads[0], of_heads[1]),
+            rope=of_kind[index] if ropes and rotated[index] else None,
+            out=_joint(family, weights, f"{layer}.{family.out}"),
             mlp_norm=norm_of(family.mlp_norm),
             up=up,
             activate=ACTIVATIONS[activation(config)],
@@ -238,18 +245,17 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             router=router,
         )
 
-    embedding, output = embeddings(weights)
     layers, head = _packed(rearranged, config.num_hidden_layers, output)
     return FusedModel(
         layers=layers,
         embedding=embedding,
-        positions=None,
+        positions=plain(weights, family.positions).detach() if family.positions else None,
         ropes=ropes,
-        norm=norm("model.norm"),
+        norm=norm(family.norm),
         head=head,
         vocab_size=len(output),
         heads=heads,
-        kv_heads=config.num_key_value_heads,
+        kv_heads=kv_heads,
         width=width,
         scales=Scales.of(config),
     )
@@ -259,11 +265,14 @@ def _mlps(
     config: PreTrainedConfig, weights: Weights, index: int
 ) -> tuple[Router | None, tuple[Linear, ...], tuple[Linear, ...]]:
     """The router of a layer, if there is one, and the products of its MLP or of each expert."""
-    layer, of_layer = f"model.layers.{index}", mixture(config, index)
+    family, of_layer = family_of(config), mixture(config, index)
+    layer = f"{family.layers}.{index}"
     if of_layer is None:
-        up = _joint(weights, *(f"{layer}.mlp.{name}" for name in family_of(config).up), parts=2)
-        return None, (up,), (_joint(weights, f"{layer}.mlp.down_proj"),)
-    router = Router(_joint(weights, f"{layer}.{ROUTER.removesuffix('.weight')}"), of_layer.used, of_layer.normed)
+        up = _joint(family, weights, *(f"{layer}.{name}" for name in family.up), parts=2 if family.gated else 1)
+        return None, (up,), (_joint(family, weights, f"{layer}.{family.down}"),)
+    router = Router(
+        _joint(family, weights, f"{layer}.{ROUTER.removesuffix('.weight')}"), of_layer.used, of_layer.normed
+    )
 
     def each(name: str, parts: int) -> tuple[Linear, ...]:
         joint = weights[f"{layer}.{name}"]  # [experts, outer, inner], or if it is quantized [experts * outer, inner]
@@ -287,46 +296,6 @@ def _in_halves(width: int, turned: int, interleaved: bool) -> list[int] | None:
     return None if order == list(range(width)) else order
 
 
-def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
-    def norm(name: str) -> Norm:
-        weight, bias = (upcast(plain(weights, f"{name}.{part}")) for part in ("weight", "bias"))
-        return Norm.of(weight, bias, config.layer_norm_epsilon)
-
-    def product(name: str, parts: int = 1) -> Linear:  # GPT-2 keeps its weights as [in, out]
-        weight, bias = (plain(weights, f"{name}.{part}").detach() for part in ("weight", "bias"))
-        return Linear.of(weight.T.contiguous(), upcast(bias), parts)
-
-    def rearranged(index: int) -> Layer:
-        layer = f"transformer.h.{index}"
-        return Layer(
-            attention_norm=norm(f"{layer}.ln_1"),
-            qkv=product(f"{layer}.attn.c_attn", 3 * config.n_head),
-            head_norms=None,
-            rope=None,
-            out=product(f"{layer}.attn.c_proj"),
-            mlp_norm=norm(f"{layer}.ln_2"),
-            up=(product(f"{layer}.mlp.c_fc"),),
-            activate=gelu,
-            down=(product(f"{layer}.mlp.c_proj"),),
-        )
-
-    embedding, output = embeddings(weights)
-    layers, head = _packed(rearranged, config.n_layer, output)
-    return FusedModel(
-        layers=layers,
-        embedding=embedding,
-        positions=plain(weights, "transformer.wpe.weight").detach(),
-        ropes=(),
-        norm=norm("transformer.ln_f"),
-        head=head,
-        vocab_size=len(output),
-        heads=config.n_head,
-        kv_heads=config.n_head,
-        width=config.n_embd // config.n_head,
-        scales=Scales.of(config),
-    )
-
-
 def _packed(layer: Callable[[int], Layer], count: int, output: Weight) -> tuple[tuple[Layer, ...], Linear]:
     """The layers and the head. Where FBGEMM packs them, several at a time, since it uses one core for a weight."""
     if not isinstance(output, Tensor) or not packs_on_one_core(output):
@@ -337,7 +306,12 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Weight) -> tuple[
 
 
 def _joint(
-    weights: Weights, *names: str, parts: int = 1, ordered: int = 0, order: Sequence[int] | None = None
+    family: Family,
+    weights: Weights,
+    *names: str,
+    parts: int = 1,
+    ordered: int = 0,
+    order: Sequence[int] | None = None,
 ) -> Linear:
     """Several linear maps of the same input as one, with their outputs concatenated.
 
@@ -347,6 +321,8 @@ def _joint(
         order: of the outputs of each of the first `ordered` parts.
     """
     owns = [weights[f"{name}.weight"] for name in names]
+    if family.transposed:
+        owns = [plain(weights, f"{name}.weight").detach().T.contiguous() for name in names]
     biases = [upcast(plain(weights, f"{name}.bias")) for name in names if f"{name}.bias" in weights]
     bias, size = torch.cat(biases) if biases else None, sum(map(len, owns)) // parts
     if order is not None:
@@ -361,7 +337,7 @@ def _joint(
     if len(tensors) < len(owns):
         return Linear.of(owns, bias, parts)
     weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-    if order is None and weight.device.type != "cpu":
+    if order is None and weight.device.type != "cpu" and not family.transposed:
         for name, joint in zip(names, weight.split([len(own) for own in owns]), strict=True):
             plain(weights, f"{name}.weight").data = joint
     return Linear.of(weight, bias, parts)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, unquantized
-from .families import ROUTER, final_norm_eps
+from .families import OUTPUT, ROUTER, family_of, final_norm_eps
 from .quantized import GROUP, Weight, quantized
 
 if TYPE_CHECKING:
@@ -28,14 +28,13 @@ def plain(weights: Weights, name: str) -> Tensor:
 
 def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
     """The weight [hidden] and the epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
-    eps, name = final_norm_eps(config), "model.norm.weight"
+    eps, name = final_norm_eps(config), f"{family_of(config.get_text_config()).norm}.weight"
     return None if eps is None or name not in weights else (plain(weights, name).detach(), eps)
 
 
-def embeddings(weights: Weights) -> tuple[Weight, Weight]:
+def embeddings(config: PreTrainedConfig, weights: Weights) -> tuple[Weight, Weight]:
     """The input and the output embeddings of a known model, [V, hidden] each; one object if they are tied."""
-    name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
-    both = weights[name], weights.get("lm_head.weight")
+    both = weights[family_of(config).embedding], weights.get(OUTPUT)
     first, last = (one.detach() if isinstance(one, Tensor) else one for one in both)
     assert first is not None
     return first, first if last is None else last

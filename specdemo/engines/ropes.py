@@ -103,7 +103,7 @@ def kinds_of_ropes(config: PreTrainedConfig) -> list[str]:
 def rotation_bytes(config: PreTrainedConfig, engine: str, dtype: torch.dtype) -> int:
     """Bytes of rotations that a run of an engine, which computes in `dtype`, keeps for each position."""
     text = config.get_text_config()
-    if engine == "eager" or family_of(text).layout == "gpt2":
+    if engine == "eager" or family_of(text).positions:
         return 0
     # The two numbers that turn together have the same cosine and sine. Only the native engine keeps these once.
     halves, kept = (1, torch.float32) if engine == "native" else (2, dtype)

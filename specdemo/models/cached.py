@@ -18,7 +18,7 @@ KEPT = (".lock", ".so", Path(LEDGER).suffix)  # empty, compiled in a second, or 
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class Download:
     """A model or another download at `path`, `size` in bytes. Other programs may use the hub's cache too."""
 
     name: str
@@ -27,12 +27,12 @@ class Cached:
     of_hub: bool
 
 
-def list_cached() -> list[Cached]:
+def list_cached() -> list[Download]:
     """All downloads: what was converted or comes from the package index, then what comes from the hub."""
     return [*_own(), *_of_hub()]
 
 
-def delete_cached(name: str) -> Cached:
+def delete_cached(name: str) -> Download:
     """Delete a download by its name in `list_cached`."""
     entries = {entry.name: entry for entry in list_cached()}
     if name not in entries:
@@ -45,18 +45,18 @@ def delete_cached(name: str) -> Cached:
     return entry
 
 
-def _own() -> Iterator[Cached]:
+def _own() -> Iterator[Download]:
     folder = cache_folder()
     for path in sorted(folder.iterdir() if folder.is_dir() else ()):
         if path.suffix not in KEPT:
-            yield Cached(path.name, size_of(path) if path.is_dir() else path.stat().st_size, path, of_hub=False)
+            yield Download(path.name, size_of(path) if path.is_dir() else path.stat().st_size, path, of_hub=False)
 
 
-def _of_hub() -> Iterator[Cached]:
+def _of_hub() -> Iterator[Download]:
     try:
         repos = scan_cache_dir().repos
     except CacheNotFound:
         return
     for repo in sorted(repos, key=lambda repo: repo.repo_id):
         if repo.repo_type == "model":
-            yield Cached(repo.repo_id, repo.size_on_disk, Path(repo.repo_path), of_hub=True)
+            yield Download(repo.repo_id, repo.size_on_disk, Path(repo.repo_path), of_hub=True)

@@ -52,8 +52,9 @@ def check_sizes(stated: Mapping[str, Any]) -> None:
         most = MOST_LAYERS if name in LAYERS else MOST_TOKENS if name in LENGTHS else MOST
         least = 0 if name in OR_0 else 1
         for size in wrong_sizes(stated.get(name), least, most):
-            said = f"{name} = {size!r}, which must be a whole number from {least} to {most}"
-            raise ValueError(f"its configuration has {said}")
+            raise ValueError(
+                f"its configuration has {name} = {size!r}, which must be a whole number from {least} to {most}"
+            )
     if not isinstance(kind := stated.get("rope_type") or "", str):
         raise ValueError(f"its configuration has rope_type = {kind!r}, which is no name")
     if not isinstance(base := stated.get("rope_theta") or 1, (int, float)) or not base > 0:
@@ -156,7 +157,7 @@ def text_part(config: PreTrainedConfig) -> PreTrainedConfig | None:
     if not family_of(config).text_alone:
         return None
     part = deepcopy(config.get_text_config(decoder=True))
-    if family_of(part).layout != "llama":
+    if not family_of(part).fused:
         return None
     # The whole model says this too, and files with both embeddings are read as such anyway.
     part.tie_word_embeddings = bool(part.tie_word_embeddings or config.tie_word_embeddings)

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
+from ..engines.families import DOWN, EXPERTS_DOWN, EXPERTS_UP, GATE_UP
 
 PUBLISHED = re.compile(r"(.*layers\.\d+\.)(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
-OF_UP, OF_DOWN = {"gate_proj": 0, "up_proj": 1, "w1": 0, "w3": 1}, {"down_proj": 0, "w2": 0}  # w: Mixtral's names
+OF_UP = {name.rpartition(".")[2]: part for part, name in enumerate(GATE_UP)} | {"w1": 0, "w3": 1}  # w: Mixtral's names
+OF_DOWN = {DOWN.rpartition(".")[2]: 0, "w2": 0}
 
 Place = tuple[int, int]  # the number of an expert, and which part of its weight
 

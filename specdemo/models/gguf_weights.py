@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS as PROCESSORS
 from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 
-from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
+from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, LAYERS
 from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
 from .gguf import ALWAYS, LONG, SHORT, Header
@@ -190,7 +190,7 @@ def numbers_of(raw: NDArray[Any], kind: GGMLQuantizationType, dtype: torch.dtype
 def joint_name(tensor: str) -> str:
     """The name in transformers of the weight that a tensor is a part of; empty if it has no experts."""
     found = OF_EXPERTS.fullmatch(tensor)
-    return f"model.layers.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""
+    return f"{LAYERS}.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""
 
 
 def _experts(tensors: Sequence[Stored], dtype: torch.dtype | None) -> tuple[Weight, tuple[int, ...]]:

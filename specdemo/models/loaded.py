@@ -43,7 +43,7 @@ from .translation import Translation, differing_token
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from .opened import _Opened
+    from .opened import _ModelInMemory
 
 log = logging.getLogger(__name__)
 MAKING_ROOM = "making room: the preset that was loaded goes"
@@ -253,7 +253,7 @@ def _load(
 
 
 def _drafter_parts(
-    preset: Preset, models: Sequence[Checkpoint], opened: Sequence[_Opened], files: Sequence[Path]
+    preset: Preset, models: Sequence[Checkpoint], opened: Sequence[_ModelInMemory], files: Sequence[Path]
 ) -> DrafterParts:
     """What drafters need, but for heads in files.
 
@@ -283,7 +283,9 @@ def _drafter_parts(
     return parts
 
 
-def _assembled(preset: Preset, models: Sequence[Checkpoint], opened: Sequence[_Opened], parts: DrafterParts) -> Loaded:
+def _assembled(
+    preset: Preset, models: Sequence[Checkpoint], opened: Sequence[_ModelInMemory], parts: DrafterParts
+) -> Loaded:
     target, of_target = models[0], opened[0]
     held: dict[str, int] = {}
     for each in opened:

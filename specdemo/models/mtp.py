@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..decoding.parts import DrafterParts
-from ..engines.families import family_of
+from ..engines.families import LAYERS, family_of
 from .checkpoint import Checkpoint
 from .errors import wrap_load_errors
 from .opened import check_whole
@@ -61,12 +61,13 @@ def find_mtp(
         return "this preset has a quantized target, and MTP layers are read only of others"
     if len(placement) > 1:
         return "this preset has a target that lies on several devices, and MTP layers are read only of others"
-    numbered = re.compile(r"^mtp\.layers\.(\d+)\." if place == "apart" else r"^model\.layers\.(\d+)\.")
+    layers = "mtp.layers" if place == "apart" else LAYERS
+    numbered = re.compile(rf"^{re.escape(layers)}\.(\d+)\.")
     numbers = {int(found[1]) for found in map(numbered.match, names) if found}
     first = 0 if place == "apart" else text.num_hidden_layers
     if further := sorted(number for number in numbers if number > first):
         return f"this preset has a target with {len(further) + 1} MTP layers, and only a single one is read here"
-    prefix = "mtp." if place == "apart" else f"model.layers.{first}."
+    prefix = "mtp." if place == "apart" else f"{layers}.{first}."
     mine = {name: file for name, file in names.items() if name.startswith(prefix)}
     own = {part: (name, mine.pop(name)) for part, last in OWN.items() if (name := prefix + last) in mine}
     return partial(_open, target.source, open_model, mine, own)

@@ -176,7 +176,7 @@ def _waiting_at(model: PreTrainedModel, name: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)  # a repr would print every weight
-class _Opened:
+class _ModelInMemory:
     """Makes the runners of one model, and holds what of it is in memory; see `Loaded`."""
 
     engine: str
@@ -199,7 +199,7 @@ def open_checkpoint(
     progress: Progress,
     eager: bool,
     max_memory: Mapping[int | str, int] | None = None,
-) -> _Opened:
+) -> _ModelInMemory:
     """Bring a model into memory, ready to make its runners.
 
     Args:
@@ -218,10 +218,10 @@ def open_checkpoint(
         if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
             progress(None, laying_out)
             engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
-            both = embeddings(weights) if with_embeddings else None
+            both = embeddings(checkpoint.config, weights) if with_embeddings else None
             norm = final_norm(checkpoint.config, weights)
             weights.let_go()
-            return _Opened(engine, make_runner, again, both, weights.placement, device, norm, weights.sizes)
+            return _ModelInMemory(engine, make_runner, again, both, weights.placement, device, norm, weights.sizes)
         model = open_model(checkpoint, device, progress, max_memory)
         progress(None, laying_out)
         engine, make_runner = runner_maker(model, slots, eager, checkpoint.dtype)
@@ -233,7 +233,7 @@ def open_checkpoint(
         elif both is not None:
             both = _as_type(both, unquantized(checkpoint.dtype))
         norm = final_norm(checkpoint.config, dict(model.named_parameters()))
-        return _Opened(engine, make_runner, again, both, placement(model), model.device, norm)
+        return _ModelInMemory(engine, make_runner, again, both, placement(model), model.device, norm)
 
 
 def _as_type(both: tuple[Tensor, Tensor], *to: Any) -> tuple[Tensor, Tensor]:

@@ -185,8 +185,10 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    if dtype in QUANTIZED.values() and dtype != AS_STORED and family_of(config).layout == "gpt2":
-        raise BadInput(f"The weights of GPT-2 cannot be {dtype_name(dtype)} here: choose another dtype.")
+    if dtype in QUANTIZED.values() and dtype != AS_STORED and family_of(config).transposed:
+        raise BadInput(
+            f"The weights of a {config.model_type} cannot be {dtype_name(dtype)} here: choose another dtype."
+        )
 
 
 def check_kept(target: Checkpoint, progress: Progress) -> None:

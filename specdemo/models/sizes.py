@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from ..engines.choose import SHARE
-from ..engines.families import attending_layers, expert_count, head_width, is_hybrid, key_heads, knows
+from ..engines.families import FAMILIES, attending_layers, expert_count, head_width, is_hybrid, key_heads, knows
 from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
 from ..errors import BadInput
@@ -31,7 +31,7 @@ from .weights import bits_of, shapes
 TOKENS = 4096
 OF_A_TEXT = 2048  # tokens, in the estimate of main memory for caches
 WORK_SPACE = 2**29  # bytes of a GPU for libraries and captured passes
-LOOKED_UP = "embed_tokens.weight", "wte.weight"
+LOOKED_UP = tuple({family.embedding.partition(".")[2] for family in FAMILIES.values()})
 OF_EXPERTS = ".experts."  # in the names of their weights
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"  # tensors of a GGUF file
 

@@ -16,7 +16,19 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
-from ..engines.families import EXPERTS_DOWN, EXPERTS_UP, ROUTER, family_of, head_width, mixture
+from ..engines.families import (
+    EXPERTS_DOWN,
+    EXPERTS_UP,
+    FAMILIES,
+    HEAD_NORMS,
+    OUTPUT,
+    ROUTER,
+    family_of,
+    head_width,
+    inner_size,
+    key_heads,
+    mixture,
+)
 from ..engines.named_weights import stored_as
 from ..engines.quantized import Quantized, Weight
 from ..system.hardware import AS_STORED, QUANTIZED
@@ -27,73 +39,59 @@ from .store import LoadError
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = ".index.json"  # the end of the name of the list of files, if there are several
-HEAD = "lm_head.weight"
 # The weights that a runner always keeps unchanged.
-KEPT = {"model.embed_tokens.weight", HEAD, "transformer.wte.weight", "transformer.wpe.weight"}
+KEPT = {OUTPUT, *(name for family in FAMILIES.values() for name in (family.embedding, family.positions) if name)}
 
 
 def shapes(config: PreTrainedConfig) -> Shapes:
     """The shapes of the weights of a model that `families.knows`, by transformers' names. A tied head is left out."""
-    layers, layer, others = _gpt2(config) if family_of(config).layout == "gpt2" else _of_family(config)
-    head = {} if config.tie_word_embeddings else {HEAD: (config.vocab_size, config.hidden_size)}
-    every = ((index, {**layer, **_mlp(config, index)}) for index in range(config.num_hidden_layers))
-    return {**others, **{f"{layers}.{i}.{name}": of_layer[name] for i, of_layer in every for name in of_layer}, **head}
+    family, table = family_of(config), (config.vocab_size, config.hidden_size)
+    found: Shapes = {family.embedding: table, **_norm(config, family.norm, config.hidden_size)}
+    if not config.tie_word_embeddings:
+        found[OUTPUT] = table
+    if family.positions:
+        found[family.positions] = config.max_position_embeddings, config.hidden_size
+    for index in range(config.num_hidden_layers):
+        of_layer = {**_attention(config), **_mlp(config, index)}
+        found |= {f"{family.layers}.{index}.{name}": shape for name, shape in of_layer.items()}
+    return found
 
 
-def _of_family(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
-    """The name of the layers, the weights of a layer but for those of `_mlp`, and the weights outside of the layers."""
-    family, hidden = family_of(config), config.hidden_size
-    queries, keys = (heads * head_width(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
+def _attention(config: PreTrainedConfig) -> Shapes:
+    """The weights of a layer but for those of `_mlp`."""
+    family, hidden, width = family_of(config), config.hidden_size, head_width(config)
+    queries, keys = config.num_attention_heads * width, key_heads(config) * width
     of_qkv = [queries, keys, keys] if len(family.qkv) > 1 else [queries + 2 * keys]
-    products: Shapes = {f"self_attn.{name}": (size, hidden) for name, size in zip(family.qkv, of_qkv, strict=True)}
-    products["self_attn.o_proj"] = hidden, queries
-    layer = _linear(config, products)
-    norms = family.attention_norm, family.out_norm, family.mlp_norm, family.down_norm
-    layer |= {f"{name}.weight": (hidden,) for name in norms if name}
+    products: Shapes = {name: (size, hidden) for name, size in zip(family.qkv, of_qkv, strict=True)}
+    layer = _linear(config, {**products, family.out: (hidden, queries)})
+    for name in (family.attention_norm, family.out_norm, family.mlp_norm, family.down_norm):
+        layer |= _norm(config, name, hidden) if name else {}
     if family.normed_heads:
-        sizes = (queries, keys) if family.normed_heads == "all" else (head_width(config),) * 2
-        layer |= {f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)}
-    others: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    return "model.layers", layer, others
+        sizes = (queries, keys) if family.normed_heads == "all" else (width, width)
+        layer |= {f"{name}.weight": (size,) for name, size in zip(HEAD_NORMS, sizes, strict=True)}
+    return layer
 
 
 def _mlp(config: PreTrainedConfig, index: int) -> Shapes:
     """The weights of the MLP of a layer, or of its router and its experts."""
-    if family_of(config).layout == "gpt2":
-        return {}
-    hidden, experts = config.hidden_size, mixture(config, index)
+    family, hidden, experts = family_of(config), config.hidden_size, mixture(config, index)
     if experts is not None:
         size, inner = experts.count, experts.inner
-        up, down = (size, 2 * inner, hidden), (size, hidden, inner)
-        return {ROUTER: (size, hidden), EXPERTS_UP: up, EXPERTS_DOWN: down}
-    up_names, inner = family_of(config).up, config.intermediate_size
-    products: Shapes = {f"mlp.{name}": (2 * inner // len(up_names), hidden) for name in up_names}
-    return _linear(config, {**products, "mlp.down_proj": (hidden, inner)})
+        return {ROUTER: (size, hidden), EXPERTS_UP: (size, 2 * inner, hidden), EXPERTS_DOWN: (size, hidden, inner)}
+    inner = inner_size(config)
+    outer = (2 if family.gated else 1) * inner // len(family.up)
+    return _linear(config, {**dict.fromkeys(family.up, (outer, hidden)), family.down: (hidden, inner)})
 
 
 def _linear(config: PreTrainedConfig, products: Shapes) -> Shapes:
-    """The weights and biases of products of a layer."""
+    """The weights and biases of products of a layer, whose shapes are [out, in]."""
     family = family_of(config)
-    weights: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
+    weights: Shapes = {f"{name}.weight": shape[:: -1 if family.transposed else 1] for name, shape in products.items()}
     return weights | {f"{name}.bias": products[name][:1] for name in products if family.has_bias(config, name)}
 
 
-def _gpt2(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
-    """As `_of_family`. GPT-2 keeps its weights as [in, out]."""
-    hidden, inner = config.n_embd, config.n_inner or 4 * config.n_embd
-    products: Shapes = {
-        "attn.c_attn": (hidden, 3 * hidden),
-        "attn.c_proj": (hidden, hidden),
-        "mlp.c_fc": (hidden, inner),
-        "mlp.c_proj": (inner, hidden),
-    }
-    layer: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
-    layer |= {f"{name}.bias": shape[1:] for name, shape in products.items()}
-    layer |= {f"{name}.{part}": (hidden,) for name in ("ln_1", "ln_2") for part in ("weight", "bias")}
-    others: Shapes = {f"transformer.ln_f.{part}": (hidden,) for part in ("weight", "bias")}
-    others |= {"transformer.wte.weight": (config.vocab_size, hidden)}
-    others |= {"transformer.wpe.weight": (config.n_positions, hidden)}
-    return "transformer.h", layer, others
+def _norm(config: PreTrainedConfig, name: str, size: int) -> Shapes:
+    return {f"{name}.{part}": (size,) for part in (("weight", "bias") if family_of(config).centred else ("weight",))}
 
 
 def bits_of(dtype: torch.dtype, dimensions: int = 2) -> int:
@@ -166,9 +164,9 @@ class StoredWeights(Mapping[str, Weight]):
             of_ours: the files were written by `converted`, so that as stored some may be quantized.
         """
         stored = cls(shapes(config), dtype, device)
-        gpt2 = family_of(config).layout == "gpt2"
-        prefix, table = ("transformer.", "transformer.wte.weight") if gpt2 else ("model.", "model.embed_tokens.weight")
-        known = {**stored.shapes, HEAD: stored.shapes[table]}
+        table = family_of(config).embedding
+        prefix = table.partition(".")[0] + "."
+        known = {**stored.shapes, OUTPUT: stored.shapes[table]}
         experts: dict[str, JointExperts] = {}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
@@ -185,11 +183,11 @@ class StoredWeights(Mapping[str, Weight]):
         if not all(of_layer.complete for of_layer in experts.values()):
             return None
         stored._files |= {name: (of_layer, [name]) for name, of_layer in experts.items()}
-        if HEAD not in stored.shapes and HEAD in stored._files:
+        if OUTPUT not in stored.shapes and OUTPUT in stored._files:
             if table not in stored._files:
-                stored._files[table] = stored._files.pop(HEAD)
-            elif _are_equal(stored[table], stored[HEAD]):
-                del stored._files[HEAD], stored._kept[HEAD]
+                stored._files[table] = stored._files.pop(OUTPUT)
+            elif _are_equal(stored[table], stored[OUTPUT]):
+                del stored._files[OUTPUT], stored._kept[OUTPUT]
             else:
                 stored.shapes = known
         return stored if stored._files.keys() == stored.shapes.keys() else None

@@ -6,6 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,28 @@ def test_a_refusal_comes_before_the_conversion_and_keeps_nothing(gguf: Gguf, tmp
         with refuses(LoadError, "llama.rope.scaling.type dynamic."):
             look(preset_of(gguf), "float32", "cpu")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix not in (".lock", ".checked")]
+
+
+def test_the_configuration_of_a_header_is_that_of_the_whole_file(gguf: Gguf) -> None:
+    """Which is read without the tokens, of which transformers wants the number if the header states no other."""
+    path = Path(gguf.file)
+    for case in CASES.values():
+        written(case, gguf)
+        with path.open("rb") as file:
+            header = read_header(file)
+        del header.fields[f"{header.architecture}.vocab_size"]
+        theirs = hf.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        numbers = partial(converted._numbers, path)
+        ours, whole = config_of(header, numbers).to_dict(), completed(theirs, header, numbers).to_dict()
+        assert {**ours, "_name_or_path": ""} == {**whole, "_name_or_path": ""}
+
+
+def test_a_kind_of_model_that_is_not_read_is_refused_before_the_conversion(gguf: Gguf) -> None:
+    write_gguf(Path(gguf.file))
+    whole = Path(gguf.file).read_bytes()
+    Path(gguf.file).write_bytes(whole.replace(b"llama", b"llana"))
+    for look in (looked_at, load):
+        assert tells(refusal_of(gguf, look), "architecture llana supported")
 
 
 # Damaged files, and files of other things ----------------------------------------------------------------------------

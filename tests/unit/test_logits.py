@@ -160,7 +160,7 @@ def first_two(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def test_every_family_is_here() -> None:
-    assert {kind for kind, _ in FAMILIES.values()} == {kind for kind, family in KNOWN.items() if family.layout}
+    assert {kind for kind, _ in FAMILIES.values()} == {kind for kind, family in KNOWN.items() if family.fused}
     assert all(knows(config_of(name)) for name in FAMILIES)
     assert not any(knows(config_of(name)) for name in EAGER)
     assert {kind for kind, _ in EAGER.values()} >= STATEFUL

@@ -356,7 +356,7 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     devices: list[str] = []
     real, open_checkpoint = in_memory.open_model, in_memory.open_checkpoint
 
-    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> in_memory._Opened:
+    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> in_memory._ModelInMemory:
         devices.append(str(device))
         return open_checkpoint(found, files, torch.device("cpu"), *more, **named)
 

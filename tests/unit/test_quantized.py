@@ -325,7 +325,7 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(
     cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(tiny("gpt2", len(tokenizer)), tokenizer, tmp_path / "gpt2")
-    with refuses(BadInput, "GPT-2 int8"):
+    with refuses(BadInput, "gpt2 int8"):
         load(preset_of(folder), "int8", "cpu")
     monkeypatch.setattr(preset_models, "library_for", lambda dtype, quantized: None)
     with refuses(BadInput, "stored AVX2."):

@@ -154,7 +154,7 @@ def random_head(kind: type[HeadDrafter], target: PreTrainedModel, capture: Captu
     last, vocab = config.num_hidden_layers - 1, config.vocab_size
     layer = config.num_attention_heads, config.num_key_value_heads, head_width(config), 2 * config.hidden_size
     shape = HeadShape(vocab, config.hidden_size, (0, last // 2, last), min(vocab, DRAFT_VOCAB), 2, *layer, 1e-5)
-    ready = ReadyHead(kind.network(shape), *embeddings(dict(target.named_parameters())))
+    ready = ReadyHead(kind.network(shape), *embeddings(target.config, dict(target.named_parameters())))
     if capture:
         ready.slots = HeadSlots(ready, kind.passes, capture)
     return ready

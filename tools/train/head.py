@@ -211,7 +211,7 @@ def new_head(model: PreTrainedModel, plan: TrainingPlan, train: list[Path]) -> H
     """An untrained head for this target. Its draft vocabulary are the most frequent tokens of the target's answers.
 
     Raises:
-        BadInput: the plan names layers that cannot be read, or the target is not of the Llama family.
+        BadInput: the plan names layers that cannot be read, or the target has no RMS norm.
     """
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
@@ -219,7 +219,7 @@ def new_head(model: PreTrainedModel, plan: TrainingPlan, train: list[Path]) -> H
     if read[-1] != layers - 1 or not all(0 <= layer < layers for layer in read):
         raise BadInput(f"The target has the layers 0 to {layers - 1}; those that are read must end with the last one.")
     if not hasattr(config, "rms_norm_eps"):
-        raise BadInput(f"Heads can be trained for targets of the Llama family, and this one is a {config.model_type}.")
+        raise BadInput(f"Heads can be trained for targets with RMS norms, and this one is a {config.model_type}.")
     sizes = {"vocab_size": config.vocab_size, "hidden": config.hidden_size, "mlp": plan.mlp, "eps": config.rms_norm_eps}
     sizes["draft_vocab"] = min(plan.draft_vocab, config.vocab_size)
     if plan.kind == "medusa":
