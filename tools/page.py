@@ -42,9 +42,7 @@ from specdemo.cli.options import (
     AnyK,
     Drafter,
     JsonFile,
-    MaxNewTokens,
     PresetName,
-    Repeats,
     check_writable,
     save_json,
 )
@@ -55,6 +53,7 @@ from specdemo.racing.race import race
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import Settings
+from specdemo.studies.study import NEW_TOKENS
 from specdemo.system.imports import import_quickly
 from tools.bench.rows import Row, command
 from tools.bench.tables import text_table
@@ -399,8 +398,8 @@ def page(
     prompt: Annotated[str, Option(help="The prompt of both lanes.")] = PROMPT,
     drafter: Drafter = None,
     k: AnyK = None,
-    max_new_tokens: MaxNewTokens = 128,
-    repeats: Repeats = 5,
+    max_new_tokens: Annotated[int, Option(help=NEW_TOKENS.help)] = 128,
+    repeats: Annotated[int, Option(min=1, help="How often everything is run.")] = 5,
     out: JsonFile = None,
 ) -> None:
     """What it costs the engine to show a race in a browser on the same machine."""

@@ -83,7 +83,7 @@ class Causes(Grid):
         self.writers: dict[Any, writers.Writer] = {}
         self.plan([*self._texts()])
 
-    def check(self, names: Row) -> None:
+    def check_run(self, names: Row) -> None:
         """What cannot be written is left out."""
 
     def _texts(self) -> Iterator[Row]:

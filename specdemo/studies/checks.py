@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
-from ..settings import SETTINGS, Field, Settings
+from ..racing.compare import is_comparable
+from ..settings import COMMAND, FORM, SETTINGS, Field, Settings
 from ..system.imports import LazyModule
-from .study import DRAFTER, PROMPT, Study, k_field, some_of_each, temperature_field
+from .prompts import Prompt
+from .study import (
+    DRAFTER,
+    DRAFTERS,
+    KS,
+    NEW_TOKENS,
+    PROMPT,
+    PROMPT_FILE,
+    PROMPT_FILES,
+    SEED,
+    TEMPERATURES,
+    Study,
+    k_field,
+    temperature_field,
+)
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from . import greedy, lossless
+    from ..racing import race
+    from ..servers import address, dialects, llamacpp
+    from . import greedy, lossless, rules
 else:
+    race = LazyModule("specdemo.racing.race")
+    address = LazyModule("specdemo.servers.address")
+    dialects = LazyModule("specdemo.servers.dialects")
+    llamacpp = LazyModule("specdemo.servers.llamacpp")
     greedy = LazyModule("specdemo.studies.greedy")
     lossless = LazyModule("specdemo.studies.lossless")
+    rules = LazyModule("specdemo.studies.rules")
 
 DESCRIPTIONS = {  # of the broken rules of `rules`
     "accept-if-p-exceeds-q": "A drafted token passes only if p > q",
@@ -24,6 +47,8 @@ DESCRIPTIONS = {  # of the broken rules of `rules`
     "likeliest-by-ratio": "The drafter's likeliest token is tested as if it had been drawn from q",
     "noise-used-twice": "The noise of a position is used again at the next",
 }
+FILE = PROMPT_FILES / "domains.jsonl"
+SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
 
 
 class Lossless(Study):
@@ -35,16 +60,65 @@ class Lossless(Study):
 
     name = "lossless"
     title = "Is it lossless?"
+    summary = (
+        "Check that drafting changes nothing: texts token for token, and sampled tokens by their distribution.\n\n"
+        "Texts are compared at every temperature under the match rule, at temperature 0 under rejection sampling. Ends "
+        "with status 1 if a check fails."
+    )
+    by_eager = True
     fields = (
+        replace(DRAFTERS, kind="text", shown_in=COMMAND),
         DRAFTER,
         replace(SETTINGS["rule"], label="Verification rule"),
-        Field("broken", "Broken rule to sample with", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
-        k_field(2),
-        temperature_field(1.0, 0.05),
-        Field("rounds", "Samples", "whole", 1600, 0, 20_000),
-        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24),
-        PROMPT,
+        Field(
+            "broken",
+            "Broken rule to sample with",
+            "list",
+            "",
+            choices={"": "None: the rule above", **DESCRIPTIONS},
+            in_sentences="broken rule",
+            help="Sample by a broken rule, to see the test catch it.",
+        ),
+        replace(k_field(2), shown_in=FORM),
+        replace(temperature_field(1.0, 0.05), shown_in=FORM),
+        replace(KS, value="2"),
+        replace(TEMPERATURES, value="0,1"),
+        *(replace(SETTINGS[name], shown_in=COMMAND) for name in ("top_k", "top_p", "tree")),
+        SEED,
+        Field("rounds", "Samples", "whole", 1600, 0, 20_000, help=f"Rounds to sample. {SKIPPED}", cli_default=3000),
+        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24, shown_in=FORM),
+        replace(PROMPT_FILE, value=FILE),
+        Field("limit", "", "whole", 8, help=f"Prompts whose texts are compared. {SKIPPED}", shown_in=COMMAND),
+        replace(PROMPT, help="The prompt whose answer is the context."),
+        Field("transformers", "", "switch", True, help=f"{AGAINST} transformers.", shown_in=COMMAND),
+        Field("server", "", "address", "", help=f"{AGAINST} llama.cpp's server of the same file.", shown_in=COMMAND),
+        Field("server_key", "", "key", "", shown_in=COMMAND),
+        replace(NEW_TOKENS, shown_in=COMMAND),
     )
+
+    @classmethod
+    def check(cls, asked: Mapping[str, Any]) -> None:
+        every = cls._settings(asked)
+        if asked["rounds"] and not any(one.temperature for one in every):
+            raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
+        if asked["broken"]:
+            rules.make_rule(every[0], asked["broken"])
+            if every[0].tree:
+                raise BadInput("The broken rules test chains: leave out --broken or --tree.")
+
+    @classmethod
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return True
+
+    @staticmethod
+    def _settings(asked: Mapping[str, Any]) -> list[Settings]:
+        """Those of the texts and samples; on the page those of the texts come first."""
+        if "ks" not in asked:
+            k, temperature, rule = (asked[name] for name in ("k", "temperature", "rule"))
+            return [Settings(k, max_new_tokens=48), Settings(k, temperature, max_new_tokens=64, rule=rule)]
+        shared = {name: asked[name] for name in ("top_k", "top_p", "seed", "rule", "tree", "max_new_tokens")}
+        every = product(asked["ks"], asked["temperatures"])
+        return [Settings(k=k, temperature=temperature, **shared) for k, temperature in every]
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
@@ -52,23 +126,59 @@ class Lossless(Study):
         self.places: list[lossless.DraftOnPaper] = []
         self.history: list[lossless.Sampled] = []
         self.no_samples = ""  # why none could be rolled
-        self.texts = self.readable(some_of_each("domains", 3))[: asked["prompts"]] if asked["prompts"] else []
+        named = asked.get("drafters")
+        self.drafters = race.drafters_of(loaded, named) if named else [asked["drafter"]]
+        self.settings = self._settings(asked)
+        first = self.settings[:1] if "ks" not in asked else self.settings
+        self.compared = [one for one in first if is_comparable(one)]
+        self.sampled = next((one for one in self.settings if one.temperature), None)
+        self.texts = self._texts(asked)
+        self.transformers = asked.get("transformers", True)
+        texts = sum(
+            greedy.steps(self.texts, self.drafters, self.transformers and not one.temperature) for one in self.compared
+        )
         batches = -(-asked["rounds"] // lossless.BATCH)
-        self.steps = greedy.steps(self.texts, [asked["drafter"]]) + 1 + (batches + 1 if batches else 0)
+        served = len(self.texts) if asked.get("server") else 0
+        self.steps = texts + served + 1 + (batches + 1 if batches else 0)
+
+    def _texts(self, asked: Mapping[str, Any]) -> Sequence[Prompt]:
+        """As many prompts as were asked for, from the whole file."""
+        count = asked.get("limit", asked["prompts"])
+        if not count:
+            return []
+        able = self.readable(super().prompts(FILE.stem))
+        return able[:: max(1, len(able) // count)][:count]
 
     def run(self) -> Iterator[str]:
-        names = "drafter", "k", "temperature", "rounds", "rule", "broken"
-        drafter, k, temperature, rounds, rule, broken = map(self.asked.__getitem__, names)
-        for check in greedy.greedy(self.loaded, self.texts, [drafter], Settings(k=k, max_new_tokens=48)):
-            self.checks.append(check)
-            self.done += 1
-            yield "Comparing texts at temperature 0"
-        ids, settings = self.loaded.encode(self.asked["prompt"]), Settings(k, temperature, max_new_tokens=64, rule=rule)
-        for places in lossless.exact(self.loaded, drafter, ids, settings, broken):
-            self.places.append(places)
-            yield "Working out the distribution"
+        for settings in self.compared:
+            for check in greedy.greedy(self.loaded, self.texts, self.drafters, settings, self.transformers):
+                self.checks.append(check)
+                self.done += 1
+                yield f"Comparing texts at temperature {settings.temperature:g}"
+        if self.asked.get("server"):
+            yield from self._with_server()
+        if self.sampled:
+            yield from self._sample(self.sampled)
+
+    def _with_server(self) -> Iterator[str]:
+        where = address.Address.read(self.asked["server"])
+        with dialects.connected(where, self.asked.get("server_key")) as server:
+            if not isinstance(server, llamacpp.LlamaCpp):
+                raise BadInput("--server takes a server of llama.cpp here.")
+            for check in greedy.against_server(self.loaded, server, self.texts, self.settings[0].max_new_tokens):
+                self.checks.append(check)
+                self.done += 1
+                yield "Comparing texts with the server"
+
+    def _sample(self, settings: Settings) -> Iterator[str]:
+        """Compute and roll what the first drafter emits."""
+        drafter, ids, broken = self.drafters[0], self.loaded.encode(self.asked["prompt"]), self.asked["broken"]
+        if not settings.tree:  # whose tokens are tested by nothing but the target's own draws
+            for places in lossless.exact(self.loaded, drafter, ids, settings, broken):
+                self.places.append(places)
+                yield "Working out the distribution"
         self.done += 1
-        if not rounds:
+        if not self.asked["rounds"]:
             return
         try:
             context = lossless.telling_context(self.loaded, drafter, ids, settings)
@@ -77,10 +187,23 @@ class Lossless(Study):
             return
         self.done += 1
         yield "Found a telling place in the text"
-        for sampled in lossless.sampling(self.loaded, drafter, context, settings, rounds, broken):
+        for sampled in lossless.sampling(self.loaded, drafter, context, settings, self.asked["rounds"], broken):
             self.history.append(sampled)
             self.done += 1
             yield "Sampling"
+
+    @property
+    def failed(self) -> bool:
+        wrong = any(place.error > lossless.PRECISION for draft in self.places for place in draft.positions)
+        differ = not all(check.identical or check.near_tie for check in self.checks)
+        return wrong or differ or any(sampled.caught for sampled in self.history[-1:])
+
+    def words(self) -> list[str]:
+        lines = [*greedy.in_words(self.checks), *greedy.differences_in_words(self.checks)]
+        if self.sampled and not self.sampled.tree:
+            lines += lossless.exact_in_words(self.places)
+        lines += [line for sampled in self.history[-1:] for line in sampled.in_words()]
+        return [*lines, *filter(None, [self.no_samples])]
 
     def rows(self) -> list[dict[str, Any]]:
         sampled = [
@@ -89,7 +212,9 @@ class Lossless(Study):
             for test in sampled.tests
         ]
         sampled = [{**row, "floor": {str(n): sample for n, sample in enumerate(row["floor"], 1)}} for row in sampled]
-        return [{"part": "greedy", **asdict(check)} for check in self.checks] + sampled
+        return [{"part": "texts", **asdict(check)} for check in self.checks] + sampled
 
     def result(self) -> dict[str, Any]:
-        return {"greedy": self.checks, "exact": self.places, "sampling": self.history}
+        last = self.history[-1] if self.history else None
+        asked = {"settings": self.settings, "drafters": self.drafters}
+        return {**asked, "texts": self.checks, "exact": self.places, "sampling": last}

@@ -177,7 +177,7 @@ class Grid(Study):
         warm_up = len(cases) if self.timed else 0
         self.steps = warm_up + len(texts) * len(settings) * len(cases)
         for text, case, setting in product(texts, cases, settings):
-            self.check({**text, **case, **setting})
+            self.check_run({**text, **case, **setting})
 
     def texts_of(self, prompts: Sequence[Prompt]) -> list[Row]:
         """The names of some prompts."""
@@ -203,7 +203,7 @@ class Grid(Study):
                     self.done += 1
                     yield self.at(names)
 
-    def check(self, names: Row) -> None:
+    def check_run(self, names: Row) -> None:
         """Refuse what cannot be written."""
         drafter, settings = self.drafter_of(names), self.settings_of(names)
         race.check_drafter(self.loaded, drafter)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..drafters import names
 from ..models.presets import PRESETS
 from ..servers.address import MAX_ADDRESS
-from ..settings import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
+from ..settings import AUTO, COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .prompts import Prompt, read_prompts, readable, some
 from .tables import Table, table
 
@@ -35,6 +35,17 @@ PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to
 MOST = "The most tokens of each text."
 NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, cli_default=64)
 SEED, RULE = (replace(SETTINGS[name], shown_in=COMMAND) for name in ("seed", "rule"))
+KS = Field(
+    "ks",
+    "Values of K",
+    "wholes",
+    choices={AUTO: AUTO},
+    help=f"Values of K from 1 to {MAX_K}, or {AUTO}, separated by commas.",
+    shown_in=COMMAND,
+)
+TEMPERATURES = Field(
+    "temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", shown_in=COMMAND
+)
 PROMPT_FILE = Field(
     "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", shown_in=COMMAND
 )
@@ -74,6 +85,7 @@ class Study:
         summary: what the command does, in a sentence; without one there is no command.
         fields: of the form and of the command.
         button: what the button says.
+        by_eager: whether the command can run the models by transformers' own forward.
         has_page: whether there is a report in HTML.
         heading, columns: of its table, see `tables.table`.
         left_out: what is not measured, in a sentence.
@@ -84,6 +96,7 @@ class Study:
     summary: ClassVar[str] = ""
     fields: ClassVar[tuple[Field, ...]] = ()
     button: ClassVar[str] = "Run"
+    by_eager: ClassVar[bool] = False
     has_page: ClassVar[bool] = False
     heading: ClassVar[str] = ""
     columns: ClassVar[Sequence[tuple[str, str, str]]] = ()
@@ -122,6 +135,11 @@ class Study:
         """Not where a server writes the texts, or traces hold them."""
         return not (asked.get("server") or asked.get("traces"))
 
+    @classmethod
+    def check(cls, asked: Mapping[str, Any]) -> None:
+        """Refuse what the command was asked for, as far as no model is needed to see it."""
+        settings_in(asked)
+
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         self.loaded, self.asked = loaded, asked
         self.done, self.steps = 0, 1
@@ -130,6 +148,11 @@ class Study:
     def run(self) -> Iterator[str]:
         """Measure; yields what it is at. What there is when it is closed can be shown."""
         raise NotImplementedError
+
+    @property
+    def failed(self) -> bool:
+        """Whether the command ends with status 1."""
+        return False
 
     def words(self) -> list[str]:
         """What was found, in sentences."""
