@@ -12,10 +12,11 @@ from ..settings import Field
 from ..system.imports import LazyModule
 from .grid import ACCEPTANCE_RATE, TOKENS_PER_ROUND, Figures, Grid, Row, parts, summarise
 from .perplexity import loaded_as
+from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
 from .prompts import Prompt
 from .statistics import Parts, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, lengthened, server_field, some_of_each
-from .tables import grouped
+from .tables import Rows, grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -76,6 +77,12 @@ class Causes(Grid):
         ("tokens_per_round", "tokens a round", ".2f"),
         ("change", "change", "+.0%"),
         ("clear", "more than chance", "yes"),
+    )
+    plots = (
+        [
+            Plot(f"By {cause}", OVER_TEXTS, "condition", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=cause)
+            for cause in (TEXT, LANGUAGE, TEMPERATURE, CONTEXT, THINKING, WEIGHTS, PLACE)
+        ],
     )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
@@ -150,6 +157,9 @@ class Causes(Grid):
 
     def at(self, names: Row) -> str:
         return f"{names['cause'].capitalize()}: {names['condition']}"
+
+    def drawn(self) -> Mapping[str, Rows]:
+        return grouped(self.rows(), lambda row: row["cause"])
 
     def rows(self) -> list[Row]:
         """A row for each condition. `change` is that of the acceptance rate against the first one of its cause, of a

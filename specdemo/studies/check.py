@@ -21,9 +21,10 @@ from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from .diagnosis import NO, PAYS, UNCLEAR, YES, Diagnosis
 from .grid import Figures, Row, average, share, summarise
-from .report import html_page, tables_of
+from .plots import ALONE, TIMES, Plot, Section
+from .report import PLOTS, TABLES, html_page, tables_of
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
-from .tables import Table, table
+from .tables import Rows, Table, table
 
 if TYPE_CHECKING:
     from ..models import store
@@ -89,6 +90,21 @@ class Check(Study):
         ("needed", "needed to break even", ".2f"),
         ("speed_up", "speed-up", ".2f"),
     )
+    plots = (
+        (
+            Plot(
+                "Drafters tried",
+                "On a few prompts, to choose the one that is examined. An outlined bar is slower than the target "
+                "alone.",
+                "drafter",
+                {"speed_up": ""},
+                TIMES,
+                rule=ALONE,
+            ),
+            *PLOTS,
+        ),
+    )
+    most_tables = OWN_TABLES + len(TABLES)
 
     def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
@@ -253,6 +269,16 @@ class Check(Study):
         if others := self.elsewhere():
             shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
         return shown + (tables_of(self.found) if self.found else [])
+
+    def drawn(self) -> Mapping[str, Rows]:
+        return {"": self.rows(), **{name: getattr(self.found, name) for name in TABLES if self.found}}
+
+    def sections(self) -> list[Section | None]:
+        """Until a drafter is examined, those that were tried."""
+        if self.found:
+            return super().sections()
+        rows = self.rows()
+        return [Section(plots=[(self.plots[0][0], rows)], tables=self.tables())] if rows else []
 
     def rows(self) -> list[dict[str, Any]]:
         """The drafters that were tried, the fastest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -11,7 +12,9 @@ from ..errors import BadInput
 from ..racing.compare import is_comparable
 from ..settings import COMMAND, FORM, SETTINGS, Field, Settings
 from ..system.imports import LazyModule
+from .plots import Axis, Plot, Section
 from .prompts import Prompt
+from .statistics import CONFIDENCE, special
 from .study import (
     DRAFTER,
     DRAFTERS,
@@ -26,6 +29,7 @@ from .study import (
     k_field,
     temperature_field,
 )
+from .tables import grouped, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -49,6 +53,62 @@ DESCRIPTIONS = {  # of the broken rules of `rules`
 }
 FILE = PROMPT_FILES / "domains.jsonl"
 SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
+SAMPLES = Axis("samples")
+PLOTS = (
+    (
+        Plot(
+            "Texts that are the target's own",
+            "Token for token, as the target alone writes them. The whisker adds those that differ from a near-tie on, "
+            "which rounding decides.",
+            "name",
+            {"same": ""},
+            Axis("share of the texts", ".0%", end=1),
+        ),
+    ),
+    (
+        Plot(
+            "The chance that a drafted token passes",
+            "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
+            "number",
+            {"overlap": "p and q in common"},
+            Axis("chance", ".0%", end=1),
+            Axis("drafted token, along the text"),
+        ),
+    ),
+    (
+        Plot(
+            "The likeliest first tokens",
+            "How often each token came, and the target's own probability of it. Whiskers: 95% confidence interval.",
+            "text",
+            {"share": ""},
+            Axis("share of the samples", ".1%"),
+            rule=("probability", "the target's own probability"),
+        ),
+        Plot(
+            "How far off the frequencies are",
+            "Total variation: half the sum of all differences. A correct rule falls together with samples of the "
+            "target itself. A broken rule stays above them.",
+            "rounds",
+            {
+                "distance": "with the drafter",
+                "floor_1": "the target itself, sample 1",
+                "floor_2": "the target itself, sample 2",
+            },
+            Axis("total variation", ".3f"),
+            SAMPLES,
+        ),
+        Plot(
+            "Could that be chance?",
+            "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a difference "
+            "is not chance.",
+            "rounds",
+            {"p_value": "first token", "p_value_of_two": "first two tokens"},
+            Axis("p-value", "p", 1e-12, 1, "log"),
+            SAMPLES,
+            rule=("caught", "caught"),
+        ),
+    ),
+)
 
 
 class Lossless(Study):
@@ -95,9 +155,14 @@ class Lossless(Study):
         Field("server_key", "", "key", "", shown_in=COMMAND),
         replace(NEW_TOKENS, shown_in=COMMAND),
     )
+    plots = PLOTS
 
     @classmethod
-    def check(cls, asked: Mapping[str, Any]) -> None:
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return True  # also where a server is compared with them
+
+    @classmethod
+    def check_options(cls, asked: Mapping[str, Any]) -> None:
         every = cls._settings(asked)
         if asked["rounds"] and not any(one.temperature for one in every):
             raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
@@ -105,10 +170,6 @@ class Lossless(Study):
             rules.make_rule(every[0], asked["broken"])
             if every[0].tree:
                 raise BadInput("The broken rules test chains: leave out --broken or --tree.")
-
-    @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return True
 
     @staticmethod
     def _settings(asked: Mapping[str, Any]) -> list[Settings]:
@@ -218,3 +279,83 @@ class Lossless(Study):
         last = self.history[-1] if self.history else None
         asked = {"settings": self.settings, "drafters": self.drafters}
         return {**asked, "texts": self.checks, "exact": self.places, "sampling": last}
+
+    def sections(self) -> list[Section | None]:
+        sampled = Section(words=[self.no_samples], title="Nothing was sampled") if self.no_samples else None
+        return [
+            self._of_texts() if self.checks else None,
+            self._on_paper() if self.places else None,
+            self._by_sampling(self.history[-1]) if self.history else sampled,
+        ]
+
+    def _of_texts(self) -> Section:
+        columns = [
+            ("prompt_id", "prompt", ""),
+            ("text", "compared with the target alone", ""),
+            ("tokens", "tokens", ",.0f"),
+            ("identical", "the same", "yes"),
+            ("first_difference", "the same until token", ",.0f"),
+            ("margin", "tokens apart there", ".3f"),
+            ("near_tie", "near-tie", "yes"),
+        ]
+        rows = []
+        for text, mine in grouped(self.checks, lambda check: check.text).items():
+            same, ties = (
+                sum(map(bool, found)) / len(mine) for found in ((c.identical for c in mine), (c.near_tie for c in mine))
+            )
+            rows.append({"name": text, "same": same} | ({"low": same, "high": same + ties} if ties else {}))
+        every = table("Every text", columns, map(asdict, self.checks))
+        (plot,) = self.plots[0]
+        return Section(
+            "", greedy.in_words(self.checks), [(plot, rows)], [every], "1. At temperature 0, token for token"
+        )
+
+    def _on_paper(self) -> Section:
+        places = [place for draft in self.places for place in draft.positions]
+        (plot,), rows = (
+            self.plots[1],
+            [{"number": number, "overlap": place.overlap} for number, place in enumerate(places, 1)],
+        )
+        verdict, *words = lossless.exact_in_words(self.places)
+        columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f")]
+        means = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(self.places).items()]
+        accepted = table("What each rule accepts of these drafts", columns, means)
+        return Section(verdict, words, [(plot, rows)], [accepted], f"2. On paper{self._broken}")
+
+    def _by_sampling(self, last: lossless.Sampled) -> Section:
+        columns = [
+            ("tokens", "tokens", ",.0f"),
+            ("cells", "outcomes", ",.0f"),
+            ("total_variation", "total variation", ".3f"),
+            ("kl", "KL, nats", ".3f"),
+            ("jensen_shannon", "Jensen-Shannon, nats", ".3f"),
+            ("floor", "total variation of the target's own samples", ""),
+            ("p_value", "p-value", "p"),
+            ("smallest_caught", "smallest total variation caught in 95% of such runs", ".3f"),
+        ]
+        floors = [" and ".join(f"{sample.total_variation:.3f}" for sample in test.floor) for test in last.tests]
+        tests = [
+            {**asdict(test), **asdict(test.distances), "floor": floor}
+            for test, floor in zip(last.tests, floors, strict=True)
+        ]
+        likeliest = [self._likely(likely, last.rounds) for likely in last.likeliest]
+        along = [self._along(sampled) for sampled in self.history]
+        plots = [*zip(self.plots[2], (likeliest, along, along), strict=True)]
+        *words, verdict = last.in_words()
+        return Section(verdict, words, plots, [table("Distances", columns, tests)], f"3. By sampling{self._broken}")
+
+    @property
+    def _broken(self) -> str:
+        return ", with a rule broken on purpose" if self.asked["broken"] else ""
+
+    def _likely(self, likely: lossless.Likely, rounds: int) -> dict[str, Any]:
+        text, share, p = self.loaded.tokenizer.decode([likely.token_id]), likely.count / rounds, likely.probability
+        half = -special.ndtri((1 - CONFIDENCE) / 2) * (p * (1 - p) / rounds) ** 0.5
+        row = {"text": json.dumps(text, ensure_ascii=False), "share": share, "probability": p}
+        return {**row, "low": max(0.0, share - half), "high": min(1.0, share + half)}
+
+    def _along(self, sampled: lossless.Sampled) -> dict[str, Any]:
+        one, two = sampled.tests
+        floors = {f"floor_{n}": sample.total_variation for n, sample in enumerate(one.floor, 1)}
+        row = {"rounds": sampled.rounds, "distance": one.distances.total_variation, **floors}
+        return {**row, "p_value": one.p_value, "p_value_of_two": two.p_value, "caught": lossless.CAUGHT}

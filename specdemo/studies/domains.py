@@ -15,9 +15,10 @@ from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..tokens import DraftOutcome
 from .grid import ACCEPTANCE_RATE, Figures, Grid, Row, Runs, parts, share, summarise, total
+from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
 from .statistics import rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, k_field, prompt_fields, temperature_field
-from .tables import grouped
+from .tables import Rows, grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -62,6 +63,20 @@ class Domains(Grid):
         ("high", "to", ".0%"),
         ("draft_efficiency", "draft efficiency", ".0%"),
     )
+    concludes = False
+    plots = (
+        (
+            Plot("By category", OVER_TEXTS, "name", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=CATEGORY),
+            Plot(
+                "By position in the draft",
+                f"A later token of a draft builds on the earlier ones. {OVER_TEXTS}",
+                "name",
+                {"acceptance_rate": ""},
+                SHARE_OF_TESTED,
+                part=POSITION,
+            ),
+        ),
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
@@ -81,7 +96,10 @@ class Domains(Grid):
             yield from counts_of(events)
 
     def words(self) -> list[str]:
-        return in_words(self.runs)
+        return in_words(self.runs) or ["Too few drafted tokens were tested to say where they pass."]
+
+    def drawn(self) -> Mapping[str, Rows]:
+        return grouped(self.rows(), lambda row: row["by"])
 
     def rows(self) -> list[Row]:
         return [row for by in (CATEGORY, POSITION) for row in rows_of(self.runs, by)]

@@ -16,10 +16,11 @@ from ..settings import COMMAND, MAX_K, Field, Settings
 from ..system.imports import LazyModule
 from . import theory
 from .grid import Figure, Figures, Grid, Row, Runs, average, summarise, values
+from .plots import Axis, Plot
 from .prompts import Prompt
 from .study import DRAFTERS as SEVERAL
 from .study import NEW_TOKENS, PROMPT, k_field
-from .tables import Table, grouped, table
+from .tables import Rows, Table, grouped, table
 
 if TYPE_CHECKING:
     from ..decoding import batch, loop
@@ -51,6 +52,32 @@ class Profile(Grid):
         Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS_HELP, cli_default=3),
         PROMPT,
         replace(NEW_TOKENS, cli_default=32, shown_in=COMMAND),
+    )
+    most_tables = 3
+    plots = (
+        (
+            Plot(
+                "What a pass over several tokens takes",
+                "As a multiple of a pass over one token. A flat line is good: checking costs nothing. The whisker ends "
+                "where the slowest tenth begins.",
+                "tokens",
+                {"cost": ""},
+                Axis("times a pass over one", "times"),
+                Axis("tokens in the pass"),
+                by="model",
+                rule=(1, "if checking were free"),
+                part="passes",
+            ),
+            Plot(
+                "One token, one drafted token",
+                "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts. "
+                "The whisker ends where the slowest tenth begins.",
+                "name",
+                {"p50_ms": "", "ms_per_drafted_token": ""},
+                Axis("milliseconds", "ms"),
+                part="tokens",
+            ),
+        ),
     )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
@@ -109,6 +136,18 @@ class Profile(Grid):
                 found["passes"],
             ),
         ]
+
+    def drawn(self) -> Mapping[str, Rows]:
+        found = self.result()
+        passes = [
+            {**row, "low": row["cost"], "high": row["cost"] * row["p90_ms"] / row["p50_ms"]} for row in found["passes"]
+        ]
+        models = [
+            {**row, "name": f"{row['model']}: a token", "low": row["p50_ms"], "high": row["p90_ms"]}
+            for row in found["models"]
+        ]
+        drafters = [{**row, "name": f"{row['drafter']}: drafted"} for row in found["drafters"]]
+        return {"passes": passes, "tokens": [*models, *drafters]}
 
     def rows(self) -> list[Row]:
         return [{"part": part, **row} for part, rows in self.result().items() for row in rows]

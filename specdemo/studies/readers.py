@@ -13,8 +13,11 @@ from ..formats import formatted
 from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, read_k
 from ..system.imports import LazyModule
 from .grid import ALONE, Figures, Grid, Row, Runs, mean, paired, share
+from .plots import ALONE as TARGET_ALONE
+from .plots import TIMES, Axis, Plot
 from .statistics import Spread
 from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, temperature_field
+from .tables import Rows
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -25,6 +28,7 @@ else:
 GROUPS_HELP = "How many groups of prompts are decoded at each size."
 SIZES_HELP = "Numbers of readers, separated by commas."
 SIZES, MOST_READERS = (1, 2, 4, 8, 16), 64
+READERS, SPEED = Axis("readers at once"), Axis("tokens/s", ".0f")
 KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} tokens" for k in (2, 3, 4, 8)}}
 
 
@@ -63,6 +67,38 @@ class BatchStudy(Grid):
         ("tokens_per_second_per_reader", "tokens/s of each", ".1f"),
         ("tokens_per_round", "tokens per round", ".2f"),
         ("speedup", "times the target alone", "times"),
+    )
+    plots = (
+        (
+            Plot(
+                "All readers together",
+                "What the machine writes.",
+                "batch",
+                {"tokens_per_second": ""},
+                SPEED,
+                READERS,
+                by="name",
+            ),
+            Plot(
+                "Each reader",
+                "What one of them sees.",
+                "batch",
+                {"tokens_per_second_per_reader": ""},
+                SPEED,
+                READERS,
+                by="name",
+            ),
+            Plot(
+                "With the drafter",
+                "Above the line drafting pays. Whiskers: 95% confidence interval over groups of prompts.",
+                "batch",
+                {"speedup": ""},
+                TIMES,
+                READERS,
+                by="name",
+                rule=TARGET_ALONE,
+            ),
+        ),
     )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
@@ -106,6 +142,10 @@ class BatchStudy(Grid):
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.asked["drafter"])
+
+    def drawn(self) -> Mapping[str, Rows]:
+        names = {ALONE: "target alone"}
+        return {"": [{**row, "name": names.get(row["drafter"], f"with {row['drafter']}")} for row in self.rows()]}
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], drafter: str) -> list[str]:

@@ -11,8 +11,9 @@ from ..drafters import names
 from ..models.presets import PRESETS
 from ..servers.address import MAX_ADDRESS
 from ..settings import AUTO, COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
+from .plots import Plot, Section
 from .prompts import Prompt, read_prompts, readable, some
-from .tables import Table, table
+from .tables import Rows, Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -88,6 +89,9 @@ class Study:
         by_eager: whether the command can run the models by transformers' own forward.
         has_page: whether there is a report in HTML.
         heading, columns: of its table, see `tables.table`.
+        plots: those of each section that the page shows.
+        most_tables: of a section.
+        concludes: whether the first of its words is the conclusion; else all are alike.
         left_out: what is not measured, in a sentence.
     """
 
@@ -100,6 +104,9 @@ class Study:
     has_page: ClassVar[bool] = False
     heading: ClassVar[str] = ""
     columns: ClassVar[Sequence[tuple[str, str, str]]] = ()
+    plots: Sequence[Sequence[Plot]] = ((),)
+    most_tables: ClassVar[int] = 1
+    concludes: ClassVar[bool] = True
 
     @classmethod
     def form(cls, servers: bool = True) -> list[Field]:
@@ -136,7 +143,7 @@ class Study:
         return not (asked.get("server") or asked.get("traces"))
 
     @classmethod
-    def check(cls, asked: Mapping[str, Any]) -> None:
+    def check_options(cls, asked: Mapping[str, Any]) -> None:
         """Refuse what the command was asked for, as far as no model is needed to see it."""
         settings_in(asked)
 
@@ -161,6 +168,19 @@ class Study:
     def tables(self) -> list[Table]:
         """What a person reads besides: the rows by the `columns`, if there are any."""
         return [table(self.heading, self.columns, self.rows())] if self.columns else []
+
+    def drawn(self) -> Mapping[str, Rows]:
+        """The rows of the plots by `Plot.part`."""
+        return {"": self.rows()}
+
+    def sections(self) -> list[Section | None]:
+        """What the page shows, one below the other; None for what there is not, or not yet."""
+        (plots,), drawn, words = self.plots, self.drawn(), self.words()
+        if not (words or any(drawn.values())):
+            return []
+        verdict = words.pop(0) if words and self.concludes else ""
+        words += [self.left_out] * bool(self.left_out)
+        return [Section(verdict, words, [(plot, drawn.get(plot.part, ())) for plot in plots], self.tables())]
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of the CSV file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,9 +28,11 @@ from .grid import (
     rotated,
     summarise,
 )
+from .plots import ALONE as TARGET_ALONE
+from .plots import DRAFT_LENGTH, TIMES, Axis, Plot
 from .statistics import best_of, geometric_mean, log_means
 from .study import DRAFTERS, NEW_TOKENS, RULE, TEMPERATURES, prompt_fields
-from .tables import grouped
+from .tables import Rows, grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -43,6 +46,9 @@ K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
 SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
 SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
 ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
+OVER_K = replace(DRAFT_LENGTH, scale="ordinal")
+OVER_TEMPERATURES = Axis("temperature", "g", scale="ordinal")
+SPEED, SHARE = Axis("tokens/s", ".1f"), Axis("share of drafted tokens", ".0%", end=1)
 
 
 class Sweep(Grid):
@@ -88,10 +94,31 @@ class Sweep(Grid):
         ("acceptance_rate", "acceptance rate", ".0%"),
         ("draft_efficiency", "draft efficiency", ".0%"),
     )
+    concludes = False
+    plots: Sequence[Sequence[Plot]] = (
+        (
+            Plot(
+                "Speed-up",
+                "Compared with the target alone on the same prompt, after the prompt: geometric mean. Whiskers: 95% "
+                "confidence interval over prompts.",
+                "k",
+                {"speedup": ""},
+                TIMES,
+                OVER_K,
+                by="name",
+                rule=TARGET_ALONE,
+            ),
+            Plot("Tokens per second", "The speed itself.", "k", {"tokens_per_second": ""}, SPEED, OVER_K, by="name"),
+            Plot("Acceptance rate", "Accepted / tested.", "k", {"acceptance_rate": ""}, SHARE, OVER_K, by="name"),
+            Plot("Draft efficiency", "Accepted / drafted.", "k", {"draft_efficiency": ""}, SHARE, OVER_K, by="name"),
+        ),
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
         self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
+        if self.over_temperatures:
+            self.plots = [[replace(plot, at="temperature", x=OVER_TEMPERATURES) for plot in self.plots[0]]]
         if "vary" not in asked:
             self.ks, self.temperatures = asked["ks"], asked["temperatures"]
         elif self.over_temperatures:
@@ -124,6 +151,18 @@ class Sweep(Grid):
     def compared(cls, runs: Runs) -> Runs:
         """With those of the target alone, K = 0, over all the texts it wrote."""
         return [one for run in runs for one in (_alone(run), run)]
+
+    def drawn(self) -> Mapping[str, Rows]:
+        """A line for each drafter and category. Over K it begins with K = 0, the target alone."""
+        rows = []
+        for row in self.rows():
+            if row["drafter"] != ALONE:
+                rows.append({**row, "name": f"{row['drafter']}, {row['category']}"})
+            elif self.over_temperatures:
+                rows.append({**row, "name": f"target alone, {row['category']}", "speedup": None})
+            else:
+                rows += [{**row, "name": f"{name}, {row['category']}"} for name in self.asked["drafters"]]
+        return {"": rows}
 
     def result(self) -> dict[str, Any]:
         return {"runs": self.runs, "summary": self.rows(), "best": best_k(self.runs)}

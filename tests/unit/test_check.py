@@ -25,7 +25,7 @@ from specdemo.studies.grid import Row
 from specdemo.studies.perplexity import difference, logits_of, loss_of, rows_of
 from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
-from specdemo.ui.lab.pictures import PICTURES
+from specdemo.ui.lab.draw import drawn
 from specdemo.ui.lab.results import Results
 from tests.harness.files import make_tokenizer, write_gguf
 from tests.harness.models import preset_of, save, tiny
@@ -256,10 +256,9 @@ def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() 
 def test_the_page_has_room_for_every_table(checked: Any) -> None:
     study = checked({"eagle": 1.5})
     study.perplexities = rows_of(losses("int8", [(1.0, 2)] * 2, [(1.0, 2)] * 2))
-    shown = PICTURES["check"]
     with gr.Blocks():
-        results = Results(shown.sections)
-    updates = results.update(shown.picture(study))
+        results = Results(Check)
+    updates = results.update(drawn(study.sections()))
     (section,) = results.sections
     titles = [updates[table.fold].get("label") for table in section.tables]
     assert titles == [table.title if table.rows else None for table in study.tables()]
