@@ -185,7 +185,7 @@ class Lossless(Study):
         super().__init__(loaded, asked)
         self.checks: list[greedy.GreedyCheck] = []
         self.places: list[lossless.DraftOnPaper] = []
-        self.history: list[lossless.Sampled] = []
+        self.history: list[lossless.Samples] = []
         self.no_samples = ""  # why none could be rolled
         named = asked.get("drafters")
         self.drafters = race.drafters_of(loaded, named) if named else [asked["drafter"]]
@@ -322,7 +322,7 @@ class Lossless(Study):
         accepted = table("What each rule accepts of these drafts", columns, means)
         return Section(verdict, words, [(plot, rows)], [accepted], f"2. On paper{self._broken}")
 
-    def _by_sampling(self, last: lossless.Sampled) -> Section:
+    def _by_sampling(self, last: lossless.Samples) -> Section:
         columns = [
             ("tokens", "tokens", ",.0f"),
             ("cells", "outcomes", ",.0f"),
@@ -348,13 +348,13 @@ class Lossless(Study):
     def _broken(self) -> str:
         return ", with a rule broken on purpose" if self.asked["broken"] else ""
 
-    def _likely(self, likely: lossless.Likely, rounds: int) -> dict[str, Any]:
+    def _likely(self, likely: lossless.LikelyToken, rounds: int) -> dict[str, Any]:
         text, share, p = self.loaded.tokenizer.decode([likely.token_id]), likely.count / rounds, likely.probability
         half = -special.ndtri((1 - CONFIDENCE) / 2) * (p * (1 - p) / rounds) ** 0.5
         row = {"text": json.dumps(text, ensure_ascii=False), "share": share, "probability": p}
         return {**row, "low": max(0.0, share - half), "high": min(1.0, share + half)}
 
-    def _along(self, sampled: lossless.Sampled) -> dict[str, Any]:
+    def _along(self, sampled: lossless.Samples) -> dict[str, Any]:
         one, two = sampled.tests
         floors = {f"floor_{n}": sample.total_variation for n, sample in enumerate(one.floor, 1)}
         row = {"rounds": sampled.rounds, "distance": one.distances.total_variation, **floors}

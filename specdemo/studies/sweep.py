@@ -25,7 +25,7 @@ from .grid import (
     by_unit,
     figures_of,
     mean,
-    rotated,
+    rotation,
     summarise,
 )
 from .plots import ALONE as TARGET_ALONE
@@ -136,7 +136,7 @@ class Sweep(Grid):
         """A race: the drafter and the target alone take turns, so both run on the machine in the same state. The lane
         that begins changes from text to text.
         """
-        both = rotated([(PLAIN, ALONE), (SPECULATIVE, names["drafter"])], self.turn)
+        both = rotation([(PLAIN, ALONE), (SPECULATIVE, names["drafter"])], self.turn)
         written = lanes.write_in_turn({lane: self.events({**names, "drafter": drafter}) for lane, drafter in both})
         plain, drafted = (Stats.of(written[lane]) for lane in (PLAIN, SPECULATIVE))
         ratio = drafted.pace.to(plain.pace)
@@ -148,7 +148,7 @@ class Sweep(Grid):
         return [row["sentence"] for row in best_k(self.runs)]
 
     @classmethod
-    def compared(cls, runs: Runs) -> Runs:
+    def with_comparison(cls, runs: Runs) -> Runs:
         """With those of the target alone, K = 0, over all the texts it wrote."""
         return [one for run in runs for one in (_alone(run), run)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specdemo.errors import BadInput
-from specdemo.studies.grid import Grid, Row, average, mean, paired, rate, share, summarise, total
+from specdemo.studies.grid import Grid, Row, average, mean, rate, share, summarise, total, with_speedups
 
 from ..sentences import refuses
 
@@ -87,5 +87,5 @@ def test_runs_are_compared_with_the_base_of_the_same_text() -> None:
             ("other", "c", 8.0),
         ]
     ]
-    found = paired(runs, lambda run: run["who"] == "base", "text")
+    found = with_speedups(runs, lambda run: run["who"] == "base", "text")
     assert [run["speedup"] for run in found] == [None, 1.5, None, None, None]

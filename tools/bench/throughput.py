@@ -23,7 +23,7 @@ from specdemo.racing.memory import Memory, remembering
 from specdemo.racing.race import check_fits, start
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.settings import MATCH, Settings
-from specdemo.studies.grid import rotated
+from specdemo.studies.grid import rotation
 from specdemo.studies.prompts import Prompt
 
 from .cases import ALONE, OURS, TREE, Case
@@ -64,7 +64,7 @@ def bench(
         done, texts = dict[Case, Row](), dict[Case, list[int]]()
         memory = memories[settings.temperature, repeat]
         of = {"temperature": settings.temperature, "prompt_id": prompt.id, "category": prompt.category}
-        for group in _groups(rotated(cases, next(turns)), in_turn):
+        for group in _groups(rotation(cases, next(turns)), in_turn):
             ready = remembering(loaded, memory) if remember else loaded
             measured = _measured(ready, prompt_ids[prompt.id], group, settings, servers or {}, texts)
             done |= {case: {**asdict(case), **of, "repeat": repeat, **run} for case, run in measured.items()}
