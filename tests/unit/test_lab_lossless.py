@@ -344,8 +344,8 @@ PROMPTS = [Prompt("a", "one", PROMPT), Prompt("b", "two", "one two three")]
 def test_greedy_texts_are_the_targets_and_transformers_own(loaded: Loaded) -> None:
     checks = list(greedy(loaded, PROMPTS, ["ngram", "layer-skip"], Settings(k=3, max_new_tokens=24)))
     assert len(checks) == greedy_lab.steps(PROMPTS, ["ngram", "layer-skip"]) == 6
-    assert {check.text for check in checks} == {"ngram", "layer-skip", "transformers"}
-    assert all(check.identical for check in checks)
+    assert {check["text"] for check in checks} == {"ngram", "layer-skip", "transformers"}
+    assert all(check["identical"] for check in checks)
     sentence = greedy_lab.in_words(checks)[0]
     assert tells(sentence, "K 3 0 2 target's")
     assert tells(sentence, "78% 95%")
@@ -364,9 +364,9 @@ def test_a_difference_that_is_no_near_tie_is_told(loaded: Loaded, monkeypatch: p
 
     monkeypatch.setattr(greedy_lab, "_theirs", wrong)
     checks = list(greedy(loaded, PROMPTS[:1], [], Settings(k=3, max_new_tokens=16)))
-    assert (checks[0].identical, checks[0].first_difference, checks[0].near_tie) == (False, 4, False)
-    assert checks[0].margin is not None
-    assert checks[0].margin > 0.001
+    assert (checks[0]["identical"], checks[0]["first_difference"], checks[0]["near_tie"]) == (False, 4, False)
+    assert checks[0]["margin"] is not None
+    assert checks[0]["margin"] > 0.001
     assert tells(greedy_lab.in_words(checks)[0], "something wrong")
 
 
@@ -384,8 +384,8 @@ def test_on_an_engine_that_is_exact_a_drafters_difference_is_never_a_near_tie(
     for exact_rows, near_tie in ((ANY_ROWS, False), (9, False), (3, True), (0, True)):
         monkeypatch.setattr(loaded, "exact_rows", exact_rows)
         (check,) = greedy(loaded, PROMPTS[:1], ["ngram"], Settings(k=3, max_new_tokens=16), transformers=False)
-        assert check.margin is not None
-        assert check.near_tie is near_tie
+        assert check["margin"] is not None
+        assert check["near_tie"] is near_tie
 
 
 def test_transformers_own_text_may_part_at_a_near_tie_on_any_engine(
@@ -395,7 +395,7 @@ def test_transformers_own_text_may_part_at_a_near_tie_on_any_engine(
     monkeypatch.setitem(NEAR_TIE, "float32", 1e9)
     monkeypatch.setattr(loaded, "engine", "native")
     (check,) = greedy(loaded, PROMPTS[:1], [], Settings(k=3, max_new_tokens=16))
-    assert check.near_tie is True
+    assert check["near_tie"] is True
 
 
 # The real model --------------------------------------------------------------------------------------------
