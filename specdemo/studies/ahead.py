@@ -15,7 +15,7 @@ from ..formats import formatted
 from ..settings import COMMAND, FORM, MAX_AHEAD, MAX_K, Field
 from ..system.imports import LazyModule
 from .grid import ALONE as NONE
-from .grid import Figures, Grid, Row, Runs, average, mean, paired, rate, summarise
+from .grid import Figures, Grid, Row, Runs, average, mean, rate, summarise, with_speedups
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, k_field, temperature_field
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DraftsAhead(Grid):
         with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
             rounds = [event for event in events if isinstance(event, Round)]
         times = times_of(rounds, in_turn)
-        seconds = simulated(times) if in_turn else sum(event.seconds for event in rounds)
+        seconds = seconds_side_by_side(times) if in_turn else sum(event.seconds for event in rounds)
         reports = [event.ahead for event in rounds if event.ahead]
         if seconds:
             yield {
@@ -126,12 +126,12 @@ class DraftsAhead(Grid):
         return in_words(self.rows(), self.shared)
 
     @classmethod
-    def compared(cls, runs: Runs) -> Runs:
+    def with_comparison(cls, runs: Runs) -> Runs:
         """With speculation with its fastest K, by prompt."""
         speeds = {"speed": mean("tokens_per_second")}
         plain = summarise([run for run in runs if run["method"] == PLAIN], ("k",), speeds)
         fastest = max(plain, key=lambda row: row["speed"].mean)["k"] if plain else None
-        return paired(runs, lambda run: (run["method"], run.get("k")) == (PLAIN, fastest), "prompt_id")
+        return with_speedups(runs, lambda run: (run["method"], run.get("k")) == (PLAIN, fastest), "prompt_id")
 
 
 class Times(NamedTuple):
@@ -157,7 +157,7 @@ def times_of(rounds: Sequence[Round], in_turn: bool) -> list[Times]:
     ]
 
 
-def simulated(times: Sequence[Times]) -> float:
+def seconds_side_by_side(times: Sequence[Times]) -> float:
     """The seconds that the rounds take where target and drafter run side by side.
 
     After a hit the next pass begins when this one and the preparation have ended. On a miss the drafter gives up what

@@ -15,7 +15,7 @@ from .perplexity import loaded_as
 from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
 from .prompts import Prompt
 from .statistics import Parts, rates_differ
-from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, lengthened, server_field, some_of_each
+from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, server_field, some_of_each, with_notes
 from .tables import Rows, grouped
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Causes(Grid):
         self.writers: dict[Any, writers.Writer] = {}
         self.plan([*self._texts()])
 
-    def check(self, names: Row) -> None:
+    def check_run(self, names: Row) -> None:
         """What cannot be written is left out."""
 
     def _texts(self) -> Iterator[Row]:
@@ -104,7 +104,7 @@ class Causes(Grid):
             yield from _condition(TEMPERATURE, f"{temperature:g}", few, temperature=temperature)
         yield from _condition(CONTEXT, "the prompt alone", few)
         for tokens in CONTEXTS:
-            longer = [Prompt(p.id, p.category, lengthened(p.prompt, tokens, at)) for at, p in enumerate(few)]
+            longer = [Prompt(p.id, p.category, with_notes(p.prompt, tokens, at)) for at, p in enumerate(few)]
             yield from _condition(CONTEXT, f"after {tokens:,} tokens", longer)
         if self.asked.get("server"):
             return

@@ -172,7 +172,7 @@ class Check(Study):
             for name, writer in tried.items():
                 try:
                     found = examination.sample(writer, alone, prompt, settings, end if self.trials else inf)
-                except examination.Late:
+                except examination.OutOfTime:
                     return
                 self.trials.setdefault(name, []).append(found)
                 yield f"Trying drafters: {name}"

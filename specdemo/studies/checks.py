@@ -12,6 +12,7 @@ from ..errors import BadInput
 from ..racing.compare import is_comparable
 from ..settings import COMMAND, FORM, SETTINGS, Field, Settings
 from ..system.imports import LazyModule
+from .grid import Row, summarise
 from .plots import Axis, Plot, Section
 from .prompts import Prompt
 from .statistics import CONFIDENCE, special
@@ -29,7 +30,7 @@ from .study import (
     k_field,
     temperature_field,
 )
-from .tables import grouped, table
+from .tables import table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -183,9 +184,9 @@ class Lossless(Study):
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.checks: list[greedy.GreedyCheck] = []
+        self.checks: list[Row] = []
         self.places: list[lossless.DraftOnPaper] = []
-        self.history: list[lossless.Sampled] = []
+        self.history: list[lossless.Samples] = []
         self.no_samples = ""  # why none could be rolled
         named = asked.get("drafters")
         self.drafters = race.drafters_of(loaded, named) if named else [asked["drafter"]]
@@ -256,7 +257,7 @@ class Lossless(Study):
     @property
     def failed(self) -> bool:
         wrong = any(place.error > lossless.PRECISION for draft in self.places for place in draft.positions)
-        differ = not all(check.identical or check.near_tie for check in self.checks)
+        differ = not all(check["identical"] or check["near_tie"] for check in self.checks)
         return wrong or differ or any(sampled.caught for sampled in self.history[-1:])
 
     def words(self) -> list[str]:
@@ -273,7 +274,7 @@ class Lossless(Study):
             for test in sampled.tests
         ]
         sampled = [{**row, "floor": {str(n): sample for n, sample in enumerate(row["floor"], 1)}} for row in sampled]
-        return [{"part": "texts", **asdict(check)} for check in self.checks] + sampled
+        return [{"part": "texts", **check} for check in self.checks] + sampled
 
     def result(self) -> dict[str, Any]:
         last = self.history[-1] if self.history else None
@@ -299,12 +300,10 @@ class Lossless(Study):
             ("near_tie", "near-tie", "yes"),
         ]
         rows = []
-        for text, mine in grouped(self.checks, lambda check: check.text).items():
-            same, ties = (
-                sum(map(bool, found)) / len(mine) for found in ((c.identical for c in mine), (c.near_tie for c in mine))
-            )
-            rows.append({"name": text, "same": same} | ({"low": same, "high": same + ties} if ties else {}))
-        every = table("Every text", columns, map(asdict, self.checks))
+        for row in summarise(self.checks, ("text",), greedy.FIGURES):
+            same, ties = (row[name] / row["texts"] for name in ("same", "ties"))
+            rows.append({"name": row["text"], "same": same} | ({"low": same, "high": same + ties} if ties else {}))
+        every = table("Every text", columns, self.checks)
         (plot,) = self.plots[0]
         return Section(
             "", greedy.in_words(self.checks), [(plot, rows)], [every], "1. At temperature 0, token for token"
@@ -322,7 +321,7 @@ class Lossless(Study):
         accepted = table("What each rule accepts of these drafts", columns, means)
         return Section(verdict, words, [(plot, rows)], [accepted], f"2. On paper{self._broken}")
 
-    def _by_sampling(self, last: lossless.Sampled) -> Section:
+    def _by_sampling(self, last: lossless.Samples) -> Section:
         columns = [
             ("tokens", "tokens", ",.0f"),
             ("cells", "outcomes", ",.0f"),
@@ -348,13 +347,13 @@ class Lossless(Study):
     def _broken(self) -> str:
         return ", with a rule broken on purpose" if self.asked["broken"] else ""
 
-    def _likely(self, likely: lossless.Likely, rounds: int) -> dict[str, Any]:
+    def _likely(self, likely: lossless.LikelyToken, rounds: int) -> dict[str, Any]:
         text, share, p = self.loaded.tokenizer.decode([likely.token_id]), likely.count / rounds, likely.probability
         half = -special.ndtri((1 - CONFIDENCE) / 2) * (p * (1 - p) / rounds) ** 0.5
         row = {"text": json.dumps(text, ensure_ascii=False), "share": share, "probability": p}
         return {**row, "low": max(0.0, share - half), "high": min(1.0, share + half)}
 
-    def _along(self, sampled: lossless.Sampled) -> dict[str, Any]:
+    def _along(self, sampled: lossless.Samples) -> dict[str, Any]:
         one, two = sampled.tests
         floors = {f"floor_{n}": sample.total_variation for n, sample in enumerate(one.floor, 1)}
         row = {"rounds": sampled.rounds, "distance": one.distances.total_variation, **floors}

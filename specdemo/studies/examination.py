@@ -17,8 +17,8 @@ from ..settings import Settings
 from ..system.progress import Stopped, attended, check_stopped
 from .grid import Row
 from .prompts import Prompt
-from .study import LONG_PROMPTS, lengthened, some_of_each
-from .writers import Writer, Written
+from .study import LONG_PROMPTS, some_of_each, with_notes
+from .writers import Text, Writer
 
 LEAST_TEXTS = 4  # at each number of requests at once
 WARM_UP_TOKENS = 16
@@ -42,8 +42,8 @@ class Sample:
     to be, None of a usual one."""
 
     prompt: Prompt
-    with_drafts: Written
-    alone: Written | None
+    with_drafts: Text
+    alone: Text | None
     comparison: Comparison | None = None
     context: int | None = None
 
@@ -88,7 +88,7 @@ class Sample:
         }
 
 
-class Late(Exception):
+class OutOfTime(Exception):
     """The time is over."""
 
 
@@ -96,7 +96,7 @@ def in_time(end: float, work: Callable[..., Found], *args: Any) -> Found:
     """What the work returns.
 
     Raises:
-        Late: the clock has passed `end` before.
+        OutOfTime: the clock has passed `end` before.
         Stopped: whoever waits for it has stopped it.
     """
     check_stopped()
@@ -105,7 +105,7 @@ def in_time(end: float, work: Callable[..., Found], *args: Any) -> Found:
             return work(*args)
     except Stopped:
         check_stopped()  # stopped from outside
-        raise Late from None
+        raise OutOfTime from None
 
 
 def sample(
@@ -159,7 +159,7 @@ class Examination:
         for at, part in parts:
             try:
                 yield from part()
-            except Late:
+            except OutOfTime:
                 self.left_out.append(f"The {self.plan.seconds:.0f} seconds were over in the middle of {at}.")
                 return
             except BadInput as error:
@@ -192,7 +192,7 @@ class Examination:
         for tokens in self.plan.contexts:
             some_prompts = self.prompts[:: max(1, len(self.prompts) // LONG_PROMPTS)][:LONG_PROMPTS]
             for number, prompt in enumerate(some_prompts):
-                long = replace(prompt, prompt=lengthened(prompt.prompt, tokens, number))
+                long = replace(prompt, prompt=with_notes(prompt.prompt, tokens, number))
                 try:
                     self.samples.append(replace(self._sample(long, self.plan.settings), context=tokens))
                 except BadInput as error:

@@ -49,7 +49,7 @@ class GapPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Explanation:
     """A race in the terms of the theory.
 
     `one_pass` are the seconds of a mean target pass over one token, `k` is the longest draft, `alpha` the acceptance
@@ -79,7 +79,7 @@ class Explained:
         return lines + [f"{part.change:+.2f}×  {part.words}" for part in self.parts]
 
 
-def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool = False) -> Explained:
+def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool = False) -> Explanation:
     """Replace the formula's simplifications by what was measured, and say what each of them is worth.
 
     The value of one depends on which others are still there, so each gets its mean over all orders: the
@@ -138,12 +138,12 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     for name, change in _shapley(predict, list(words)).items():
         before += change
         parts.append(GapPart(name, words[name], before, change))
-    return Explained(
+    return Explanation(
         one_pass, k, alpha, costs.draft, parallel, verify, tuple(by_position), predicted, measured, tuple(parts)
     )
 
 
-def explain_race(entries: Sequence[Entry], drafter: str) -> Explained:
+def explain_race(entries: Sequence[Entry], drafter: str) -> Explanation:
     """`explain` for the two lanes of a race."""
     plain, speculative = ([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE))
     return explain(plain, speculative, drafter in DRAFTERS and DRAFTERS[drafter].parallel_drafting)
@@ -204,7 +204,7 @@ BY_POSITION = Plot(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """What a measurement or a race adds to the three numbers of the theory: the costs of passes, and the real run.
 
     The costs of passes hold for the `numbers` they were measured with.
@@ -213,7 +213,7 @@ class Measured:
     numbers: Mapping[str, float]
     passes: Sequence[float] = ()
     parallel: bool = False
-    race: Explained | None = None
+    race: Explanation | None = None
 
 
 class Theory(Study):
@@ -241,7 +241,7 @@ class Theory(Study):
         self.profile = Profile(loaded, measured)
         self.entries: list[Entry] = []
         self.costs: theory.Costs | None = None
-        self.explained: Explained | None = None
+        self.explained: Explanation | None = None
         self.nothing = ""  # why there is nothing to show
         self.steps = self.profile.steps + 1
 
@@ -284,21 +284,21 @@ class Theory(Study):
             return {}
         passes = self.profile.result()["passes"]
         one = next(row["p50_ms"] for row in passes if (row["model"], row["tokens"]) == (TARGET, 1))
-        return rounded(self.costs.draft, one, self.explained.alpha)
+        return numbers_of(self.costs.draft, one, self.explained.alpha)
 
-    def measured(self) -> Measured | None:
+    def measured(self) -> Measurement | None:
         if not self.costs:
             return None
-        return Measured(self.values(), self.costs.passes, self.costs.parallel, self.explained)
+        return Measurement(self.values(), self.costs.passes, self.costs.parallel, self.explained)
 
 
-def rounded(draft_cost: float, target_ms: float, alpha: float) -> dict[str, float]:
+def numbers_of(draft_cost: float, target_ms: float, alpha: float) -> dict[str, float]:
     """The three numbers of the form, as a person would write them."""
     numbers = {"draft_ms": draft_cost * target_ms, "target_ms": target_ms, "alpha": alpha}
     return {name: significant(value) for name, value in numbers.items()}
 
 
-def expected(costs: theory.Costs, alpha: float, found: Explained | None = None) -> list[Section | None]:
+def expected(costs: theory.Costs, alpha: float, found: Explanation | None = None) -> list[Section | None]:
     """What the theory says, and beside it what was measured."""
     ks = range(costs.largest_k + 1)
     curves = {"if checking is free": replace(costs, passes=())}
@@ -313,10 +313,10 @@ def expected(costs: theory.Costs, alpha: float, found: Explained | None = None) 
     *words, verdict = theory.in_words(costs, alpha)
     plots = [(SPEEDS, [*rows, *measured]), (BREAK_EVEN, rows[-len(ks) + 1 :])]
     sections = [Section(verdict, words, plots, [theory.for_each_k(costs, alpha)])]
-    return [*sections, _explained(found)] if found else [*sections]
+    return [*sections, _of_explanation(found)] if found else [*sections]
 
 
-def _explained(found: Explained) -> Section:
+def _of_explanation(found: Explanation) -> Section:
     """Each part of the gap is a bar from what the formula says without it."""
     bars: list[dict[str, Any]] = [{"words": "what the formula says", "speedup": found.predicted}]
     bars += [{**asdict(part), "start": part.speedup - part.change} for part in found.parts]
@@ -326,7 +326,7 @@ def _explained(found: Explained) -> Section:
     return Section(found.in_words()[0], [], plots, title="A real run beside it")
 
 
-def tried(values: Mapping[str, Any], measured: Measured | None = None) -> list[Section | None]:
+def tried(values: Mapping[str, Any], measured: Measurement | None = None) -> list[Section | None]:
     """`expected` of numbers that someone tries; what was measured stays as far as it holds for them."""
     read = {field.name: field.read(values.get(field.name)) for field in Theory.fields[:3]}
     costs = theory.Costs(read["draft_ms"] / read["target_ms"])
@@ -335,9 +335,9 @@ def tried(values: Mapping[str, Any], measured: Measured | None = None) -> list[S
     return expected(costs, read["alpha"], measured.race if measured else None)
 
 
-def of_race(entries: Sequence[Entry], drafter: str) -> Measured:
+def of_race(entries: Sequence[Entry], drafter: str) -> Measurement:
     """What a race says of the numbers of the form."""
     if not entries or drafter not in DRAFTERS:  # a server's race has no costs
         raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
     found = explain_race(entries, drafter)
-    return Measured(rounded(found.draft_cost, 1000 * found.one_pass, found.alpha), (), found.parallel, found)
+    return Measurement(numbers_of(found.draft_cost, 1000 * found.one_pass, found.alpha), (), found.parallel, found)

@@ -8,7 +8,7 @@ server of the same file, which also multiplies the stored weights in its own way
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 
 import torch
 
@@ -22,33 +22,12 @@ from ..servers.llamacpp import LlamaCpp
 from ..servers.race import gap
 from ..settings import Settings
 from ..tokens import Token, TokenKind
+from .grid import Figures, Row, Runs, summarise, total
 from .prompts import Prompt
 from .statistics import POWER
-from .tables import grouped
 
 TRANSFORMERS = "transformers"
-
-
-@dataclass(frozen=True, slots=True)
-class GreedyCheck:
-    """Two texts of one prompt, which should be the same.
-
-    `text` is a drafter's name, `transformers`, or the engine of a server; it is compared with the target alone. Where
-    they part, `margin` is how close the two tokens were for the target, and `near_tie` whether rounding decides between
-    them: never with a drafter on an engine that is exact to the bit. `server_margin` is how close a server had them.
-    """
-
-    prompt_id: str
-    category: str
-    text: str
-    k: int | str
-    temperature: float
-    tokens: int
-    identical: bool
-    first_difference: int | None
-    margin: float | None
-    near_tie: bool | None
-    server_margin: float | None = None
+FIGURES: Figures = {"texts": len, "same": total("identical"), "ties": total(lambda check: bool(check["near_tie"]))}
 
 
 def steps(prompts: Sequence[Prompt], drafters: Sequence[str], transformers: bool = True) -> int:
@@ -58,8 +37,9 @@ def steps(prompts: Sequence[Prompt], drafters: Sequence[str], transformers: bool
 
 def greedy(
     loaded: Loaded, prompts: Sequence[Prompt], drafters: Sequence[str], settings: Settings, transformers: bool = True
-) -> Iterator[GreedyCheck]:
-    """Check every prompt with every drafter, and the target alone against transformers unless `transformers` is False.
+) -> Iterator[Row]:
+    """Check every prompt with every drafter, and the target alone against transformers unless `transformers` is False:
+    a row for each two texts, see `_check`.
 
     Args:
         settings: temperature 0, or the match rule; transformers is compared with at temperature 0 only.
@@ -82,9 +62,7 @@ def greedy(
             yield _check(loaded, prompt, settings, TRANSFORMERS, plain, theirs)
 
 
-def against_server(
-    loaded: Loaded, server: LlamaCpp, prompts: Sequence[Prompt], max_new_tokens: int
-) -> Iterator[GreedyCheck]:
+def against_server(loaded: Loaded, server: LlamaCpp, prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Row]:
     """Check every prompt against a server that runs the same model: both read the same token ids, without a drafter of
     ours, at temperature 0.
     """
@@ -97,13 +75,14 @@ def against_server(
         # Both tell the token that ends a text, but one may go on after a token that ends it for the other.
         ours, theirs = (text[: min(len(plain), len(written))] for text in (plain, written))
         check = _check(loaded, prompt, settings, server.facts["engine"], ours, theirs)
-        place = check.first_difference
+        place = check["first_difference"]
         if place is not None:
             pair = ours[place], theirs[place]
             before = [*ids, *(token.id for token in ours[:place])]
             margin = _gap(loaded, before, pair, len(ids) + max_new_tokens)
             near_tie = is_near_tie(margin, "")  # a server does not tell how it rounds
-            check = replace(check, margin=margin, near_tie=near_tie, server_margin=gap(server, ids, ours[:place], pair))
+            apart = gap(server, ids, ours[:place], pair)
+            check |= {"margin": margin, "near_tie": near_tie, "server_margin": apart}
         yield check
 
 
@@ -127,37 +106,36 @@ def _gap(loaded: Loaded, ids: Sequence[int], pair: Sequence[Token], capacity: in
         runner.release()
 
 
-def differences_in_words(checks: Sequence[GreedyCheck]) -> list[str]:
+def differences_in_words(checks: Runs) -> list[str]:
     """Where the texts of a server part from ours, a line each."""
 
     def apart(margin: float | None) -> str:
         return "an unknown distance apart" if margin is None else f"{margin:.2f} of a logit apart"
 
     return [
-        f"{check.prompt_id}: from token {check.first_difference + 1} on; the two tokens are {apart(check.margin)} for "
-        f"the target here, {apart(check.server_margin)} for the server."
+        f"{check['prompt_id']}: from token {check['first_difference'] + 1} on; the two tokens are "
+        f"{apart(check['margin'])} for the target here, {apart(check['server_margin'])} for the server."
         for check in checks
-        if check.first_difference is not None
+        if check["first_difference"] is not None
     ]
 
 
-def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
+def in_words(checks: Runs) -> list[str]:
     """What the checks showed, one sentence for each drafter, K and temperature, and for transformers."""
     lines = []
-    groups = grouped(checks, lambda check: (check.text, check.k, check.temperature))
-    for (text, k, temperature), mine in groups.items():
-        same, ties = sum(check.identical for check in mine), sum(bool(check.near_tie) for check in mine)
-        texts, are = "text" if len(mine) == 1 else "texts", "is" if 1 in (same, len(mine)) else "are"
+    for row in summarise(checks, ("text", "k", "temperature"), FIGURES):
+        text, count, same, ties = (row[name] for name in ("text", "texts", "same", "ties"))
+        texts, are = "text" if count == 1 else "texts", "is" if 1 in (same, count) else "are"
         ours = text in DRAFTERS
-        name = f"{text}, K = {k}, temperature {temperature:g}" if ours else text
-        line = f"{name}: {same} of {len(mine)} {texts} {are} the target's own, token for token"
+        name = f"{text}, K = {row['k']}, temperature {row['temperature']:g}" if ours else text
+        line = f"{name}: {same} of {count} {texts} {are} the target's own, token for token"
         if ties:
             line += f"; {ties} {'parts' if ties == 1 else 'part'} at a near-tie, which rounding decides"
             line += " (float32 rounds less)" if ours or text == TRANSFORMERS else ""
-        if unexplained := len(mine) - same - ties:
+        if unexplained := count - same - ties:
             part = "parts" if unexplained == 1 else "part"
             line += f"; {unexplained} {part} where rounding is no explanation: something is wrong"
-        if same == len(mine):
+        if same == count:
             caught = 1 - (1 - POWER) ** (1 / same)
             line += f" (a fault that parts {caught:.0%} of all texts would show in {POWER:.0%} of such runs)"
         lines.append(line + ".")
@@ -191,21 +169,26 @@ def _check(
     plain: list[Token],
     other: list[Token],
     exact: bool = False,
-) -> GreedyCheck:
+) -> Row:
+    """Two texts of one prompt, which should be the same.
+
+    `text` is a drafter's name, `transformers`, or the engine of a server; it is compared with the target alone. Where
+    they part, `margin` is how close the two tokens were for the target, and `near_tie` whether rounding decides between
+    them: never with a drafter on an engine that is exact to the bit. `server_margin` is how close a server had them.
+    """
     found = compare(plain, other)
     near_tie = None
     if not found.identical:
         margin, dtype = found.margin, str(loaded.dtype).removeprefix("torch.")
         near_tie = margin is not None and not exact and is_near_tie(margin, dtype, settings.temperature)
-    return GreedyCheck(
-        prompt.id,
-        prompt.category,
-        text,
-        settings.k,
-        settings.temperature,
-        len(plain),
-        found.identical,
-        found.first_difference,
-        found.margin,
-        near_tie,
-    )
+    return {
+        "prompt_id": prompt.id,
+        "category": prompt.category,
+        "text": text,
+        "k": settings.k,
+        "temperature": settings.temperature,
+        "tokens": len(plain),
+        **asdict(found),
+        "near_tie": near_tie,
+        "server_margin": None,
+    }

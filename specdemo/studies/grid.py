@@ -107,7 +107,7 @@ def by_unit(runs: Runs, of: Get, unit: str = "unit") -> dict[str, list[float]]:
     return {name: [*filter(None, values(mine, of))] for name, mine in grouped(runs, lambda run: run[unit]).items()}
 
 
-def paired(runs: Runs, base: Callable[[Row], bool], *same: str) -> list[Row]:
+def with_speedups(runs: Runs, base: Callable[[Row], bool], *same: str) -> list[Row]:
     """The runs with their `speedup` over the base that wrote the `same`; None for the base and without one."""
 
     def key(run: Row) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ ACCEPTANCE_RATE, DRAFT_EFFICIENCY = (rate("accepted", whole, 1.0) for whole in (
 # The grid ------------------------------------------------------------------------------------------------------
 
 
-def rotated(items: Sequence[Value], turn: int) -> list[Value]:
+def rotation(items: Sequence[Value], turn: int) -> list[Value]:
     """The items in their order, from another one on in each turn."""
     first = turn % len(items)
     return [*items[first:], *items[:first]]
@@ -177,7 +177,7 @@ class Grid(Study):
         warm_up = len(cases) if self.timed else 0
         self.steps = warm_up + len(texts) * len(settings) * len(cases)
         for text, case, setting in product(texts, cases, settings):
-            self.check({**text, **case, **setting})
+            self.check_run({**text, **case, **setting})
 
     def texts_of(self, prompts: Sequence[Prompt]) -> list[Row]:
         """The names of some prompts."""
@@ -196,14 +196,14 @@ class Grid(Study):
             self.turn = turn
             for settings in self.settings:
                 before, found = len(self.runs), list[list[Row]]([] for _ in self.cases)
-                for place in rotated(range(len(self.cases)), turn):
+                for place in rotation(range(len(self.cases)), turn):
                     names = {**text, **self.cases[place], **settings}
                     found[place] = [{**names, **one} for one in self.write(names)]
                     self.runs[before:] = chain(*found)  # in the order of the cases, whichever began
                     self.done += 1
                     yield self.at(names)
 
-    def check(self, names: Row) -> None:
+    def check_run(self, names: Row) -> None:
         """Refuse what cannot be written."""
         drafter, settings = self.drafter_of(names), self.settings_of(names)
         race.check_drafter(self.loaded, drafter)
@@ -236,13 +236,13 @@ class Grid(Study):
             yield figures_of(Stats.of(events))
 
     @classmethod
-    def compared(cls, runs: Runs) -> Runs:
+    def with_comparison(cls, runs: Runs) -> Runs:
         """The runs with what is known of them beside others."""
         return runs
 
     @classmethod
     def rows_of(cls, runs: Runs) -> list[Row]:
-        return summarise(cls.compared(runs), cls.axes, cls.figures, cls.units)
+        return summarise(cls.with_comparison(runs), cls.axes, cls.figures, cls.units)
 
     def rows(self) -> list[Row]:
         return self.rows_of(self.runs)

@@ -9,9 +9,9 @@ from .checks import Lossless
 from .domains import Domains
 from .explain import Theory
 from .profile import Profile
-from .readers import BatchStudy
+from .readers import Readers
 from .study import Study
 from .sweep import Sweep
 
-ALL = Check, Theory, Profile, Sweep, Domains, Causes, BatchStudy, DraftsAhead, Lossless
+ALL = Check, Theory, Profile, Sweep, Domains, Causes, Readers, DraftsAhead, Lossless
 STUDIES: dict[str, type[Study]] = {study.name: study for study in ALL}

@@ -27,8 +27,8 @@ from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
 from ..settings import MAX_K, MAX_NODES, MAX_SEED, Settings
 from ..tokens import Token, TokenKind
-from .remember import Remembering, from_one_context
-from .rules import Accepted, accepted_of, emitted_distribution, harm, make_rule
+from .remember import RunnerWithMemory, from_one_context
+from .rules import Acceptance, accepted_of, emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught
 
 CAUGHT = 1e-6  # a p-value below this is not chance
@@ -62,7 +62,7 @@ class DraftOnPaper:
     """The positions of one draft, and what each rule accepts of it; no draft has no position."""
 
     positions: Sequence[DraftPosition]
-    accepted: Accepted | None
+    accepted: Acceptance | None
 
 
 def exact(
@@ -166,7 +166,7 @@ class SampleTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Likely:
+class LikelyToken:
     """One of the likeliest first tokens: how often it came, and the target's probability of it."""
 
     token_id: int
@@ -175,7 +175,7 @@ class Likely:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class Samples:
     """The rounds so far: how many, how many tested a draft, the share of first guesses that passed, the tests, and the
     `LIKELIEST` first tokens."""
 
@@ -185,7 +185,7 @@ class Sampled:
     first_passed: float | None
     passes: int
     tests: tuple[SampleTest, ...]
-    likeliest: tuple[Likely, ...]
+    likeliest: tuple[LikelyToken, ...]
 
     @property
     def caught(self) -> bool:
@@ -223,7 +223,7 @@ class Sampled:
 
 def sampling(
     loaded: Loaded, drafter: str, context: Sequence[int], settings: Settings, rounds: int = 3000, broken: str = ""
-) -> Iterator[Sampled]:
+) -> Iterator[Samples]:
     """Run the real loop again and again from one context; yields the result so far after every `BATCH` rounds.
 
     Each run is `race.start`: the real drafter, sampling, verification, emission and rollback, with draws of its own
@@ -256,7 +256,7 @@ def sampling(
                 tests = tuple(_tests(target, context, settings, counts))
                 share = passed / with_draft if with_draft else None
                 likeliest = tuple(_likeliest(_probs_after(target, context, settings), counts))
-                yield Sampled(broken or settings.rule, done, with_draft, share, target.passes, tests, likeliest)
+                yield Samples(broken or settings.rule, done, with_draft, share, target.passes, tests, likeliest)
 
 
 def _first_two(loaded: Loaded, drafter: str, context: Sequence[int], rule: Rule) -> tuple[list[Token], bool]:
@@ -274,7 +274,7 @@ def _first_two(loaded: Loaded, drafter: str, context: Sequence[int], rule: Rule)
 
 
 def _tests(
-    target: Remembering, context: Sequence[int], settings: Settings, counts: Counter[tuple[int, int]]
+    target: RunnerWithMemory, context: Sequence[int], settings: Settings, counts: Counter[tuple[int, int]]
 ) -> Iterator[SampleTest]:
     """Test the first tokens against p, and pairs of tokens against the product of p and the next p.
 
@@ -299,13 +299,13 @@ def _tests(
     yield _test(2, np.append(np.ravel(pair_found), rest[1]), np.append(np.ravel(pair_probs), rest[0]), settings.seed)
 
 
-def _likeliest(probs: np.ndarray, counts: Counter[tuple[int, int]]) -> Iterator[Likely]:
+def _likeliest(probs: np.ndarray, counts: Counter[tuple[int, int]]) -> Iterator[LikelyToken]:
     for token in probs.argsort()[::-1][: min(LIKELIEST, np.count_nonzero(probs))].tolist():
         count = sum(count for (first, _), count in counts.items() if first == token)
-        yield Likely(token, count, float(probs[token]))
+        yield LikelyToken(token, count, float(probs[token]))
 
 
-def _probs_after(target: Remembering, text: Sequence[int], settings: Settings) -> np.ndarray:
+def _probs_after(target: RunnerWithMemory, text: Sequence[int], settings: Settings) -> np.ndarray:
     """The target's own distribution of the token after a text, [V] float64, summing to 1."""
     probs = probabilities(target.prefill(text), settings)[0].double().cpu().numpy()
     return probs / probs.sum()

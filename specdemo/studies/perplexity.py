@@ -139,7 +139,9 @@ def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: st
         for place, ids in enumerate(texts):
             logits, exact = (logits_of(make, ids) for make in (loaded.target_runner, make_exact))
             reference.append({"weights": REFERENCE, "text": place, **loss_of(exact, ids)})
-            ours.append(_beside({"weights": weights, **loss_of(logits, ids), **difference(logits, exact)}, reference))
+            ours.append(
+                _with_reference({"weights": weights, **loss_of(logits, ids), **difference(logits, exact)}, reference)
+            )
             yield COMPARING
     found += rows_of([*ours, *reference])
     # llama.cpp's server is asked for each token by itself, which takes too long with long texts.
@@ -147,7 +149,7 @@ def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: st
         theirs = list[Row]()
         try:
             for beside, loss in zip(reference, losses_of_llamacpp(loaded, texts), strict=True):
-                theirs.append(_beside({"weights": LLAMACPP, **loss}, [beside]))
+                theirs.append(_with_reference({"weights": LLAMACPP, **loss}, [beside]))
                 yield COMPARING_LLAMACPP
         except (BadInput, store.LoadError) as error:
             notes.append(f"The perplexity was not compared with llama.cpp: {error}")
@@ -155,7 +157,7 @@ def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: st
             found += rows_of(theirs)
 
 
-def _beside(run: Row, reference: Runs) -> Row:
+def _with_reference(run: Row, reference: Runs) -> Row:
     """With how much `more` its loss is than that of the last text in float32."""
     exact = reference[-1]
     return {**run, "text": exact["text"], "more": run["loss"] - exact["loss"]}

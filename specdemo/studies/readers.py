@@ -12,7 +12,7 @@ from ..errors import BadInput
 from ..formats import formatted
 from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, read_k
 from ..system.imports import LazyModule
-from .grid import ALONE, Figures, Grid, Row, Runs, mean, paired, share
+from .grid import ALONE, Figures, Grid, Row, Runs, mean, share, with_speedups
 from .plots import ALONE as TARGET_ALONE
 from .plots import TIMES, Axis, Plot
 from .statistics import Spread
@@ -32,7 +32,7 @@ READERS, SPEED = Axis("readers at once"), Axis("tokens/s", ".0f")
 KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} tokens" for k in (2, 3, 4, 8)}}
 
 
-class BatchStudy(Grid):
+class Readers(Grid):
     """A pass of the target reads all of its weights, for one prompt or for sixteen, so a server decodes several prompts
     at once. Drafted tokens take the same room in a pass as further prompts do. This view writes texts for 1 to 16
     readers at once, with and without the drafter, and says from how many readers on drafting no longer pays.
@@ -136,9 +136,9 @@ class BatchStudy(Grid):
         return f"{names['batch']} at once"
 
     @classmethod
-    def compared(cls, runs: Runs) -> Runs:
+    def with_comparison(cls, runs: Runs) -> Runs:
         """The groups in pairs."""
-        return paired(runs, lambda run: run["drafter"] == ALONE, "batch", "repeat")
+        return with_speedups(runs, lambda run: run["drafter"] == ALONE, "batch", "repeat")
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.asked["drafter"])

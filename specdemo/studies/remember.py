@@ -15,7 +15,7 @@ from ..models.loaded import Loaded
 ROOM = 2**28  # bytes of logits that are remembered; what is read beyond them is read again when it is needed
 
 
-class Remembering(Runner):
+class RunnerWithMemory(Runner):
     """A runner in front of another that reads no text twice: what a network says is a function of the text.
 
     Every text must go on from `root`, which the real runner keeps in its cache and goes back to. `release` ends a
@@ -28,7 +28,7 @@ class Remembering(Runner):
         self.real, self.root, self.next_token = real, tuple(root), next_token
         self.device, self.vocab_size = real.device, real.vocab_size
         self.passes = 0  # made by the real runner
-        self.parts: dict[int, Remembering] = {}  # see `first_layers`
+        self.parts: dict[int, RunnerWithMemory] = {}  # see `first_layers`
         self._text: tuple[int, ...] = ()
         self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
         self._held = 0
@@ -93,7 +93,7 @@ class Remembering(Runner):
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         if count not in self.parts:
-            self.parts[count] = Remembering(self.real.first_layers(count, capacity), self.root)
+            self.parts[count] = RunnerWithMemory(self.real.first_layers(count, capacity), self.root)
         return self.parts[count]
 
     def rollback(self, length: int) -> None:
@@ -121,7 +121,9 @@ class Remembering(Runner):
 
 
 @contextmanager
-def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) -> Iterator[tuple[Loaded, Remembering]]:
+def from_one_context(
+    loaded: Loaded, context: Sequence[int], new_tokens: int
+) -> Iterator[tuple[Loaded, RunnerWithMemory]]:
     """The loaded models with runners that remember, for any number of runs on `context[:-1]`; and the target's.
 
     Reading that prompt says `context[-1]` with certainty, so that the first round of every run begins in this very
@@ -129,10 +131,10 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
     """
     *root, last = context
     capacity = len(context) + new_tokens
-    target = Remembering(loaded.target_runner(capacity), root, last)
+    target = RunnerWithMemory(loaded.target_runner(capacity), root, last)
     runners, parts = [target], loaded.parts
     if parts.make_draft_runner and parts.translator is None:  # else it reads other tokens than the root's
-        draft = Remembering(loaded.draft_runner(capacity), root)
+        draft = RunnerWithMemory(loaded.draft_runner(capacity), root)
         runners, parts = [target, draft], replace(parts, make_draft_runner=lambda _: draft)
     try:
         # What is remembered takes no time, which says nothing of what real passes cost.

@@ -81,7 +81,7 @@ def harm(p: Tensor, q: Tensor) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Acceptance:
     """How many tokens of one draft rejection sampling and the match rule accept on average."""
 
     drafted: int
@@ -89,7 +89,7 @@ class Accepted:
     match: float
 
 
-def accepted_of(p: Tensor, q: Tensor, token_ids: Sequence[int]) -> Accepted:
+def accepted_of(p: Tensor, q: Tensor, token_ids: Sequence[int]) -> Acceptance:
     """For one draft of k tokens that were drawn from q (or chosen: one-hot q).
 
     Args:
@@ -99,7 +99,7 @@ def accepted_of(p: Tensor, q: Tensor, token_ids: Sequence[int]) -> Accepted:
     x = torch.tensor(token_ids)[:, None]
     ratio = (p.gather(1, x) / q.gather(1, x))[:, 0].tolist()
     match = [match_chance(p[i], q[i], token) for i, token in enumerate(token_ids)]
-    return Accepted(len(token_ids), _in_order([min(1.0, r) for r in ratio]), _in_order(match))
+    return Acceptance(len(token_ids), _in_order([min(1.0, r) for r in ratio]), _in_order(match))
 
 
 def _in_order(chances: Sequence[float]) -> float:

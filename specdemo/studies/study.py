@@ -18,7 +18,7 @@ from .tables import Rows, Table, table
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
-LONG_PROMPTS = 4  # with different notes, see `lengthened`
+LONG_PROMPTS = 4  # with different notes, see `with_notes`
 TOKEN_LETTERS = 4.2  # of a token of English, about
 MAX_LAB_PROMPT = 20_000  # characters; a race takes more
 PROMPT_FILES = PRESETS / "prompts"
@@ -223,7 +223,7 @@ def some_of_each(file: str, count: int) -> list[Prompt]:
     return some(read_prompts(PROMPT_FILES / f"{file}.jsonl"), count)
 
 
-def lengthened(question: str, tokens: int, number: int) -> str:
+def with_notes(question: str, tokens: int, number: int) -> str:
     """A question after notes that make it about as long as `tokens`; other notes for each `number`.
 
     The notes do not repeat themselves within 5,000 tokens, or a look-up of n-grams would find too much.

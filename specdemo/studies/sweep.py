@@ -25,13 +25,13 @@ from .grid import (
     by_unit,
     figures_of,
     mean,
-    rotated,
+    rotation,
     summarise,
 )
 from .plots import ALONE as TARGET_ALONE
 from .plots import DRAFT_LENGTH, TIMES, Axis, Plot
 from .statistics import best_of, geometric_mean, log_means
-from .study import DRAFTERS, NEW_TOKENS, RULE, prompt_fields
+from .study import DRAFTERS, NEW_TOKENS, RULE, TEMPERATURES, prompt_fields
 from .tables import Rows, grouped
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 else:
     lanes = LazyModule("specdemo.racing.lanes")
 
-KS = (0, 1, 2, 4, 8, 16)
-TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+KS_OF_FORM = (0, 1, 2, 4, 8, 16)
+TEMPERATURES_OF_FORM = (0.0, 0.3, 0.7, 1.0, 1.5)
 K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
 SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
 SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
@@ -66,9 +66,7 @@ class Sweep(Grid):
         Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K, shown_in=FORM),
         Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2, shown_in=FORM),
         Field("ks", "Values of K", "wholes", "0,1,2,4,8,16", help=SEVERAL_KS, shown_in=COMMAND),
-        Field(
-            "temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", shown_in=COMMAND
-        ),
+        TEMPERATURES,
         Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=ONE_IS_ENOUGH, help="Samples per prompt."),
         *prompt_fields("easy-hard", 4, 4),
         NEW_TOKENS,
@@ -124,9 +122,9 @@ class Sweep(Grid):
         if "vary" not in asked:
             self.ks, self.temperatures = asked["ks"], asked["temperatures"]
         elif self.over_temperatures:
-            self.ks, self.temperatures = (0, asked["k"]), TEMPERATURES
+            self.ks, self.temperatures = (0, asked["k"]), TEMPERATURES_OF_FORM
         else:
-            self.ks, self.temperatures = KS, (asked["temperature"],)
+            self.ks, self.temperatures = KS_OF_FORM, (asked["temperature"],)
         cases = [{"drafter": drafter, "k": k} for drafter in asked["drafters"] for k in self.ks if k]
         if not cases:
             raise BadInput("Give at least one drafter and one K above 0: the target alone runs with them anyway.")
@@ -138,7 +136,7 @@ class Sweep(Grid):
         """A race: the drafter and the target alone take turns, so both run on the machine in the same state. The lane
         that begins changes from text to text.
         """
-        both = rotated([(PLAIN, ALONE), (SPECULATIVE, names["drafter"])], self.turn)
+        both = rotation([(PLAIN, ALONE), (SPECULATIVE, names["drafter"])], self.turn)
         written = lanes.write_in_turn({lane: self.events({**names, "drafter": drafter}) for lane, drafter in both})
         plain, drafted = (Stats.of(written[lane]) for lane in (PLAIN, SPECULATIVE))
         ratio = drafted.pace.to(plain.pace)
@@ -150,7 +148,7 @@ class Sweep(Grid):
         return [row["sentence"] for row in best_k(self.runs)]
 
     @classmethod
-    def compared(cls, runs: Runs) -> Runs:
+    def with_comparison(cls, runs: Runs) -> Runs:
         """With those of the target alone, K = 0, over all the texts it wrote."""
         return [one for run in runs for one in (_alone(run), run)]
 

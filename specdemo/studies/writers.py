@@ -25,7 +25,7 @@ Places = list[tuple[int | None, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Text:
     """One text and its figures.
 
     `rounds` are all after the first token, `drafts` those with a draft. `drafts` and `places` are None where they are
@@ -56,7 +56,7 @@ class Writer(Protocol):
 
     facts: dict[str, Any]
 
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         """One text.
 
         Args:
@@ -66,7 +66,7 @@ class Writer(Protocol):
             Stopped: whoever waits for it has stopped it.
         """
 
-    def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Written, Written]:
+    def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Text, Text]:
         """One text each by this and by another `Writer` of its kind, this one first where one follows the other."""
         return self.write(prompt, settings), other.write(prompt, settings)
 
@@ -80,7 +80,7 @@ class ServerWriter(Writer):
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.facts = dialect, dict(dialect.facts)
 
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         lane, report = server_lane("", self.dialect, prompt, False, settings, alone)
         entries = list(race_lanes([lane]))
         return _of_server([entry.event for entry in entries], tokens_of(entries), report)
@@ -93,7 +93,7 @@ def server_writer(opened: ExitStack, address: str, key: str | None = None) -> Se
     return ServerWriter(opened.enter_context(connected(Address.read(address), key)))
 
 
-def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerReport) -> Written:
+def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerReport) -> Text:
     """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
     found = _of_events(events, tokens, report.notes)
     if found.drafted is not None:
@@ -104,20 +104,20 @@ def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerR
         full = report.drafted == report.rounds * len(report.by_position)  # then one is tested if those before it passed
         reached = [report.rounds, *report.by_position]
         places = [(reached[place] if full else None, count) for place, count in enumerate(report.by_position)]
-    return Written(tokens, found.stats, rounds, report.rounds, report.drafted, places, report.notes)
+    return Text(tokens, found.stats, rounds, report.rounds, report.drafted, places, report.notes)
 
 
-def _of_events(events: Sequence[Event], tokens: Sequence[Token] | None = None, notes: Sequence[str] = ()) -> Written:
+def _of_events(events: Sequence[Event], tokens: Sequence[Token] | None = None, notes: Sequence[str] = ()) -> Text:
     """Where each round tells what was drafted. `tokens` are by default those of the events."""
     stats = Stats.of(events)
     tokens = [token for event in events for token in emitted_tokens(event)] if tokens is None else tokens
     places: Places = [*counts_by_place(events)]
     halves = _halves(events, len(tokens))
-    return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, notes, halves)
+    return Text(tokens, stats, stats.rounds, stats.drafts, stats.drafted, places, notes, halves)
 
 
 def _halves(events: Sequence[Event], tokens: int) -> list[tuple[int, int]]:
-    """See `Written.halves`; a round belongs to where it begins."""
+    """See `Text.halves`; a round belongs to where it begins."""
     halves: tuple[list[Event], list[Event]] = [], []
     at = 1
     for event in events:
@@ -136,11 +136,11 @@ class PresetWriter(Writer):
         named = {"engine": "specdemo", "version": loaded.engine, "model": loaded.preset.name}
         self.facts = {**named, "drafter": drafter, "k": k}
 
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         (events,) = write_in_turn({self: self._run(prompt, settings)}).values()
         return _of_events(events)
 
-    def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Written, Written]:
+    def write_beside(self, other: Writer, prompt: str, settings: Settings) -> tuple[Text, Text]:
         """A round each in turn, or a busy moment of the machine would slow down only one of them."""
         assert isinstance(other, PresetWriter)
         mine, theirs = write_in_turn({writer: writer._run(prompt, settings) for writer in (self, other)}).values()

@@ -9,7 +9,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.settings import Settings
 from specdemo.studies.diagnosis import Diagnosis
 from specdemo.studies.examination import Examination, Plan
-from specdemo.studies.writers import Writer, Written, _of_events
+from specdemo.studies.writers import Text, Writer, _of_events
 from specdemo.system.progress import check_stopped
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
@@ -33,7 +33,7 @@ def events_of(rounds: Rounds, seconds: float, prompt_seconds: float = 0.5) -> It
     yield Finished(FinishReason.LENGTH)
 
 
-def written(rounds: Rounds, seconds: float) -> Written:
+def written(rounds: Rounds, seconds: float) -> Text:
     return _of_events([*events_of(rounds, seconds)])
 
 
@@ -44,7 +44,7 @@ class Scripted(Writer):
         self.facts: dict[str, Any] = {"engine": "llama.cpp", "version": "b1", "model": SCRIPT}
         self.text, self.before, self.asked = written(rounds, seconds), before, list[tuple[str, bool]]()
 
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         self.asked.append((prompt, alone))
         self.before(len(self.asked) - 1)
         check_stopped()

@@ -426,7 +426,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run leaves the machine to other tests most of the time."""
     sampling = lossless.sampling
 
-    def with_pauses(*asked: Any) -> Iterator[lossless.Sampled]:
+    def with_pauses(*asked: Any) -> Iterator[lossless.Samples]:
         for number, sampled in enumerate(sampling(*asked)):
             yield sampled
             for _ in range(10 if number else 1):

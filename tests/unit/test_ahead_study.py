@@ -19,7 +19,7 @@ from specdemo.studies.ahead import (
     DraftsAhead,
     Times,
     in_words,
-    simulated,
+    seconds_side_by_side,
     times_of,
 )
 from specdemo.studies.grid import Row
@@ -55,7 +55,7 @@ def test_the_times_of_a_round_are_told_by_this_and_the_next() -> None:
     ],
 )
 def test_side_by_side_a_round_takes_what_the_slower_one_takes(times: list[Times], ends: float) -> None:
-    assert simulated(times) == ends
+    assert seconds_side_by_side(times) == ends
 
 
 Way = tuple[str, int | None, int | None]

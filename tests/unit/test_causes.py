@@ -14,7 +14,7 @@ from specdemo.models.loaded import load
 from specdemo.settings import Settings
 from specdemo.studies import writers
 from specdemo.studies.causes import CONTEXT, LANGUAGE, PLACE, TEMPERATURE, TEXT, THINKING, WEIGHTS, Causes
-from specdemo.studies.writers import Written, _halves
+from specdemo.studies.writers import Text, _halves
 from tests.harness.files import make_tokenizer
 from tests.harness.models import preset_of, save, tiny
 
@@ -32,7 +32,7 @@ class Told:
     def __init__(self, loaded: Any, drafter: str, k: int) -> None:
         self.thinks = loaded.preset.chat_template_kwargs.get("enable_thinking")
 
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         bad = "Rom ansehen" in prompt or settings.temperature == 1 or self.thinks
         return replace(written(BAD if bad else GOOD, 0.1), halves=((20, 12), (20, 4)))
 

@@ -24,7 +24,7 @@ from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, 
 from specdemo.studies.grid import Row
 from specdemo.studies.perplexity import difference, logits_of, loss_of, rows_of
 from specdemo.studies.study import some_of_each
-from specdemo.studies.writers import Written
+from specdemo.studies.writers import Text
 from specdemo.ui.lab.draw import drawn
 from specdemo.ui.lab.results import Results
 from tests.harness.files import make_tokenizer, write_gguf
@@ -46,7 +46,7 @@ class Paced(Scripted):
         self.rounds, self.seconds, self.noise, self.rng = rounds, seconds, noise, rng
         self.facts, self.at_once = facts, False
 
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
+    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         super().write(prompt, settings, alone)
         return written(self.rounds, self.seconds * (1 + self.noise * self.rng.uniform(-1, 1)))
 
@@ -87,7 +87,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let every text take so long, by the clock of the check."""
     now, write = [0.0], Paced.write
 
-    def slow(self: Paced, *args: Any) -> Written:
+    def slow(self: Paced, *args: Any) -> Text:
         now[0] += seconds
         return write(self, *args)
 

@@ -24,7 +24,7 @@ from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
 from specdemo.studies.examination import LEAST_TEXTS, Examination, Sample
 from specdemo.studies.prompts import Prompt
-from specdemo.studies.study import LONG_PROMPTS, TOKEN_LETTERS, lengthened
+from specdemo.studies.study import LONG_PROMPTS, TOKEN_LETTERS, with_notes
 from specdemo.studies.tables import json_text
 from specdemo.studies.writers import _of_server
 from specdemo.tokens import TokenKind
@@ -213,10 +213,10 @@ def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
 
 def test_notes_make_a_prompt_as_long_as_it_is_to_be() -> None:
     for tokens in (100, 2000):
-        text = lengthened("Which is the longest?", tokens, 1)
+        text = with_notes("Which is the longest?", tokens, 1)
         assert len(text) == pytest.approx(tokens * TOKEN_LETTERS, rel=0.2)
         assert text.endswith("Which is the longest?")
-    assert lengthened("Why?", 300, 0) != lengthened("Why?", 300, 1)
+    assert with_notes("Why?", 300, 0) != with_notes("Why?", 300, 1)
 
 
 # Flags --------------------------------------------------------------------------------------------------------

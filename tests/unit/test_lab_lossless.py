@@ -29,15 +29,15 @@ from specdemo.studies.lossless import (
     PRECISION,
     DraftOnPaper,
     DraftPosition,
-    Sampled,
+    Samples,
     exact,
     exact_in_words,
     sampling,
     telling_context,
 )
 from specdemo.studies.prompts import Prompt
-from specdemo.studies.remember import Remembering, from_one_context
-from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distribution, harm, make_rule
+from specdemo.studies.remember import RunnerWithMemory, from_one_context
+from specdemo.studies.rules import BROKEN, Acceptance, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.tokens import Draft, Token
 from tests.harness.classes import Loaded, Match, Rejection
@@ -170,7 +170,7 @@ def test_a_chosen_draft_is_accepted_as_often_by_both_rules() -> None:
 
 
 def test_a_distribution_that_is_off_is_said_to_be() -> None:
-    off = DraftOnPaper([DraftPosition(0, 1, 0.01, 0.5, 0.1)], Accepted(1, 0.5, 0.4))
+    off = DraftOnPaper([DraftPosition(0, 1, 0.01, 0.5, 0.1)], Acceptance(1, 0.5, 0.4))
     assert "DIFFERS" in exact_in_words([off])[0]
     assert tells(exact_in_words([DraftOnPaper((), None)])[0], "nothing compute")
 
@@ -222,7 +222,7 @@ def test_fair_samples_have_even_p_values() -> None:
 # Real rounds from one context ------------------------------------------------------------------------------
 
 
-def last(loaded: Loaded, drafter: str, settings: Settings, rounds: int, broken: str = "") -> Sampled:
+def last(loaded: Loaded, drafter: str, settings: Settings, rounds: int, broken: str = "") -> Samples:
     context = telling_context(loaded, drafter, loaded.encode(PROMPT), settings)
     return list(sampling(loaded, drafter, context, settings, rounds, broken))[-1]
 
@@ -287,7 +287,7 @@ def test_a_remembering_runner_says_what_the_real_one_says(loaded: Loaded) -> Non
     ids = loaded.encode(PROMPT)
     real = loaded.target_runner(64)
     real.prefill(ids)
-    memory = Remembering(loaded.target_runner(64), ids)
+    memory = RunnerWithMemory(loaded.target_runner(64), ids)
     memory.prefill(ids)
     for text in ([5, 6, 7], [5, 6, 8], [5, 6], [9]):
         for _ in range(2):
@@ -300,7 +300,7 @@ def test_a_remembering_runner_says_what_the_real_one_says(loaded: Loaded) -> Non
 
 def test_states_and_what_the_first_layers_say_are_remembered_too(loaded: Loaded) -> None:
     ids = loaded.encode(PROMPT)
-    real, memory = loaded.target_runner(64), Remembering(loaded.target_runner(64), ids)
+    real, memory = loaded.target_runner(64), RunnerWithMemory(loaded.target_runner(64), ids)
     part = real.first_layers(1, 64)
     for runner in (real, memory):
         runner.capture_hidden_states([0, 1])
@@ -344,8 +344,8 @@ PROMPTS = [Prompt("a", "one", PROMPT), Prompt("b", "two", "one two three")]
 def test_greedy_texts_are_the_targets_and_transformers_own(loaded: Loaded) -> None:
     checks = list(greedy(loaded, PROMPTS, ["ngram", "layer-skip"], Settings(k=3, max_new_tokens=24)))
     assert len(checks) == greedy_lab.steps(PROMPTS, ["ngram", "layer-skip"]) == 6
-    assert {check.text for check in checks} == {"ngram", "layer-skip", "transformers"}
-    assert all(check.identical for check in checks)
+    assert {check["text"] for check in checks} == {"ngram", "layer-skip", "transformers"}
+    assert all(check["identical"] for check in checks)
     sentence = greedy_lab.in_words(checks)[0]
     assert tells(sentence, "K 3 0 2 target's")
     assert tells(sentence, "78% 95%")
@@ -364,9 +364,9 @@ def test_a_difference_that_is_no_near_tie_is_told(loaded: Loaded, monkeypatch: p
 
     monkeypatch.setattr(greedy_lab, "_theirs", wrong)
     checks = list(greedy(loaded, PROMPTS[:1], [], Settings(k=3, max_new_tokens=16)))
-    assert (checks[0].identical, checks[0].first_difference, checks[0].near_tie) == (False, 4, False)
-    assert checks[0].margin is not None
-    assert checks[0].margin > 0.001
+    assert (checks[0]["identical"], checks[0]["first_difference"], checks[0]["near_tie"]) == (False, 4, False)
+    assert checks[0]["margin"] is not None
+    assert checks[0]["margin"] > 0.001
     assert tells(greedy_lab.in_words(checks)[0], "something wrong")
 
 
@@ -384,8 +384,8 @@ def test_on_an_engine_that_is_exact_a_drafters_difference_is_never_a_near_tie(
     for exact_rows, near_tie in ((ANY_ROWS, False), (9, False), (3, True), (0, True)):
         monkeypatch.setattr(loaded, "exact_rows", exact_rows)
         (check,) = greedy(loaded, PROMPTS[:1], ["ngram"], Settings(k=3, max_new_tokens=16), transformers=False)
-        assert check.margin is not None
-        assert check.near_tie is near_tie
+        assert check["margin"] is not None
+        assert check["near_tie"] is near_tie
 
 
 def test_transformers_own_text_may_part_at_a_near_tie_on_any_engine(
@@ -395,7 +395,7 @@ def test_transformers_own_text_may_part_at_a_near_tie_on_any_engine(
     monkeypatch.setitem(NEAR_TIE, "float32", 1e9)
     monkeypatch.setattr(loaded, "engine", "native")
     (check,) = greedy(loaded, PROMPTS[:1], [], Settings(k=3, max_new_tokens=16))
-    assert check.near_tie is True
+    assert check["near_tie"] is True
 
 
 # The real model --------------------------------------------------------------------------------------------

@@ -187,14 +187,14 @@ def test_where_a_server_of_the_same_file_parts_from_us_two_tokens_nearly_tie(pai
     prompts = [Prompt(f"p{number}", "kind", text) for number, text in enumerate(("the cat sat", "a b c", "on the mat"))]
     with llamacpp.servers(pair, [Case(LLAMA)], 64, print) as servers:
         checks = list(against_server(pair, servers[Case(LLAMA)].dialect, prompts, 24))
-    assert [check.prompt_id for check in checks] == ["p0", "p1", "p2"]
+    assert [check["prompt_id"] for check in checks] == ["p0", "p1", "p2"]
     for check in checks:
-        assert check.text == "llama.cpp"
-        assert check.tokens > 0
-        if not check.identical:
-            assert check.near_tie
-            assert check.server_margin is not None
-    parted = [check for check in checks if not check.identical]
+        assert check["text"] == "llama.cpp"
+        assert check["tokens"] > 0
+        if not check["identical"]:
+            assert check["near_tie"]
+            assert check["server_margin"] is not None
+    parted = [check for check in checks if not check["identical"]]
     assert len(differences_in_words(checks)) == len(parted)
     assert in_words(checks)[0].startswith(f"llama.cpp: {3 - len(parted)} of 3 texts ")
 
@@ -222,8 +222,8 @@ def test_lists_tables_and_code_of_the_default_preset_go_on_as_llama_cpp_writes_t
     prompts = [Prompt(str(number), "kind", text) for number, text in enumerate(LISTS_TABLES_AND_CODE)]
     with llamacpp.servers(loaded, [Case(LLAMA)], 256, print) as servers:
         checks = list(against_server(loaded, servers[Case(LLAMA)].dialect, prompts, 48))
-    assert all(check.identical or (check.margin or 0) < 0.1 for check in checks)
-    assert sum(check.identical for check in checks) > 5
+    assert all(check["identical"] or (check["margin"] or 0) < 0.1 for check in checks)
+    assert sum(check["identical"] for check in checks) > 5
     loaded.release()
 
 
@@ -280,7 +280,12 @@ def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
             return [*truth[:3], worst, *truth[4:]]
 
     (check,) = against_server(pair, Other(), [prompt], 8)  # type: ignore[arg-type]
-    assert (check.identical, check.first_difference, check.near_tie, check.server_margin) == (False, 3, False, 2.5)
+    assert (check["identical"], check["first_difference"], check["near_tie"], check["server_margin"]) == (
+        False,
+        3,
+        False,
+        2.5,
+    )
     assert tells(in_words([check])[0], "1 explanation")
     assert tells(differences_in_words([check])[0], "p0 4")
     Other.text_of = lambda self, ids: "else"  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ import pytest
 from specdemo.decoding.adaptive_k import best_length
 from specdemo.drafters.ngram import Ngram
 from specdemo.studies.grid import Row
-from specdemo.studies.readers import BatchStudy, in_words
+from specdemo.studies.readers import Readers, in_words
 from specdemo.tokens import DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 
@@ -36,7 +36,7 @@ def groups(speed: Callable[[int], float], with_drafter: Callable[[int, int], flo
 
 
 def test_rows_are_in_order_and_pair_the_groups() -> None:
-    rows = BatchStudy.rows_of(groups(lambda size: 50.0 * size, lambda size, repeat: 2.0))
+    rows = Readers.rows_of(groups(lambda size: 50.0 * size, lambda size, repeat: 2.0))
     assert [(row["batch"], row["drafter"]) for row in rows] == [
         (size, name) for size in (1, 4, 16) for name in ("none", "eagle")
     ]
@@ -58,7 +58,7 @@ def test_rows_are_in_order_and_pair_the_groups() -> None:
 )
 def test_the_crossing_is_named_with_its_interval(ratio: Callable[[int, int], float], words: str) -> None:
     made = groups(lambda size: 100.0 * size**0.5, lambda size, repeat: max(ratio(size, repeat), 1e-3))
-    first, last = in_words(BatchStudy.rows_of(made), "eagle")
+    first, last = in_words(Readers.rows_of(made), "eagle")
     assert tells(first, words)
     assert gist(last) == "Without 16 4.0 1"
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, mask_of
 from specdemo.engines.runner import is_beginning
 from specdemo.errors import BadInput
-from specdemo.studies.remember import Remembering
+from specdemo.studies.remember import RunnerWithMemory
 from tests.harness.doubles import MODEL_VOCAB, TableRunner, random_table
 from tests.harness.engines import tiny_model
 from tests.harness.models import model_of, run_by
@@ -44,7 +44,7 @@ def test_packed_products_are_padded_in_a_tree_too(monkeypatch: pytest.MonkeyPatc
 def test_the_table_runner_and_a_memory_of_it_read_trees(parents: list[int]) -> None:
     table = random_table(0, MODEL_VOCAB)
     check(lambda: TableRunner(table), TEXT, parents, torch.equal)
-    check(lambda: Remembering(TableRunner(table), TEXT[:4]), TEXT, parents, torch.equal)
+    check(lambda: RunnerWithMemory(TableRunner(table), TEXT[:4]), TEXT, parents, torch.equal)
 
 
 def test_families_whose_masks_are_not_known_say_that_they_cannot_branch(monkeypatch: pytest.MonkeyPatch) -> None:

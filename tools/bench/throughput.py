@@ -23,7 +23,7 @@ from specdemo.racing.memory import Memory, remembering
 from specdemo.racing.race import check_fits, start
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.settings import MATCH, Settings
-from specdemo.studies.grid import rotated
+from specdemo.studies.grid import rotation
 from specdemo.studies.prompts import Prompt
 
 from .cases import ALONE, OURS, TREE, Case
@@ -60,11 +60,11 @@ def bench(
     memories = defaultdict[tuple[float, int], Memory](Memory)
     runs: list[Row] = []
 
-    def write(prompt: Prompt, settings: Settings, repeat: int) -> list[Row]:
+    def write(prompt: Prompt, settings: Settings, repeat: int, turn: int) -> list[Row]:
         done, texts = dict[Case, Row](), dict[Case, list[int]]()
         memory = memories[settings.temperature, repeat]
         of = {"temperature": settings.temperature, "prompt_id": prompt.id, "category": prompt.category}
-        for group in _groups(rotated(cases, next(turns)), in_turn):
+        for group in _groups(rotation(cases, turn), in_turn):
             ready = remembering(loaded, memory) if remember else loaded
             measured = _measured(ready, prompt_ids[prompt.id], group, settings, servers or {}, texts)
             done |= {case: {**asdict(case), **of, "repeat": repeat, **run} for case, run in measured.items()}
@@ -77,9 +77,10 @@ def bench(
     try:
         for repeat in range(-1, repeats):  # the first time round only warms up
             for prompt in prompts if repeat >= 0 else prompts[:1]:
+                turn = next(turns)  # the same at every temperature, or one case may always come first at one of them
                 for temperature in temperatures:
                     settings = Settings(temperature=temperature, max_new_tokens=max_new_tokens, seed=max(repeat, 0))
-                    done = write(prompt, settings, repeat)
+                    done = write(prompt, settings, repeat, turn)
                     runs += done if repeat >= 0 else []
     except KeyboardInterrupt:
         if not runs:

@@ -7,7 +7,7 @@ from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from specdemo.studies.grid import rotated
+from specdemo.studies.grid import rotation
 from specdemo.studies.statistics import CONFIDENCE, Spread, special
 
 Name = TypeVar("Name")
@@ -18,7 +18,7 @@ def in_turns(works: Mapping[Name, Callable[[], Value]], turns: int) -> dict[Name
     """What each of some works gives, once in every turn."""
     found: dict[Name, list[Value]] = {name: [] for name in works}
     for turn in range(turns):
-        for name in rotated([*works], turn):
+        for name in rotation([*works], turn):
             found[name].append(works[name]())
     return found
 

@@ -109,7 +109,7 @@ class StudyTab:
         """With something `above` its form, that is folded: fields for servers above the button, others below."""
         self.study, self.form, self.engine, self.runs = study, form, engine, runs
         with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
-            self.measured = gr.State()  # `theory.Measured`
+            self.measured = gr.State()  # `explain.Measurement`
             gr.Markdown(getdoc(study), elem_classes="lab-words")
             with gr.Row(elem_classes="lab-view"):
                 with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
