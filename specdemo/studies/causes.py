@@ -11,7 +11,7 @@ from ..errors import BadInput
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
 from .perplexity import loaded_as
-from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
+from .plots import OVER_TEXTS, passing
 from .prompts import Prompt
 from .statistics import Spread, pooled_rate, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, lengthened, server_field, some_of_each
@@ -83,7 +83,7 @@ class Causes(Study):
     )
     plots = (
         [
-            Plot(f"By {cause}", OVER_TEXTS, "condition", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=cause)
+            passing(f"By {cause}", OVER_TEXTS, at="condition", part=cause)
             for cause in (TEXT, LANGUAGE, TEMPERATURE, CONTEXT, THINKING, WEIGHTS, PLACE)
         ],
     )

@@ -16,7 +16,7 @@ from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..system.imports import LazyModule
 from ..tokens import DraftOutcome
-from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
+from .plots import OVER_TEXTS, passing
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
 from .tables import Rows, grouped
@@ -28,6 +28,7 @@ else:
     lanes, race = LazyModule("specdemo.racing.lanes"), LazyModule("specdemo.racing.race")
 
 CATEGORY, POSITION = "category", "position in the draft"
+LATER = "A later token of a draft builds on the earlier ones."
 SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
 COUNTED = ("drafted", "tested", "accepted")
 ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
@@ -64,15 +65,8 @@ class Domains(Study):
     concludes = False
     plots = (
         (
-            Plot("By category", OVER_TEXTS, "name", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=CATEGORY),
-            Plot(
-                "By position in the draft",
-                f"A later token of a draft builds on the earlier ones. {OVER_TEXTS}",
-                "name",
-                {"acceptance_rate": ""},
-                SHARE_OF_TESTED,
-                part=POSITION,
-            ),
+            passing("By category", OVER_TEXTS, at="name", part=CATEGORY),
+            passing("By position in the draft", f"{LATER} {OVER_TEXTS}", at="name", part=POSITION),
         ),
     )
 
