@@ -53,12 +53,11 @@ from specdemo.racing.race import race
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import Settings
-from specdemo.studies.statistics import Spread
 from specdemo.studies.study import NEW_TOKENS
 from specdemo.system.imports import import_quickly
 from tools.bench.rows import Row, command
 from tools.bench.tables import text_table
-from tools.bench.turns import in_turns, ratio
+from tools.bench.turns import in_turns, mean_of, ratio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -168,7 +167,7 @@ def speed_rows(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
             rows.append(row | {name: ratio(rates, rates_of(base, lane)) for name, base in bases.items()})
         for name, place in (("waiting", 1), ("serving", 2)):
             shares: list[Any] = [turn[place] for turn in turns if turn[place] is not None]
-            rows[-1][name] = Spread.of(shares, most=1.0)
+            rows[-1][name] = mean_of(shares, most=1.0)
     return rows
 
 

@@ -43,7 +43,7 @@ def add(study: type[Study]) -> None:
     def command(models: Models, asked: Any, files: Files) -> None:
         given = read_options(typed, asked)
         given |= {field.name: os.environ.get(SERVER_KEY, "") for field in study.options() if field not in typed}
-        study.check(given)
+        study.check_options(given)
         facts: dict[str, Any] = {}
         with models.loaded() if study.needs_models(given) else nullcontext() as loaded:
             if loaded is not None:

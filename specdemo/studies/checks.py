@@ -149,7 +149,11 @@ class Lossless(Study):
     plots = ((TEXTS,), (OVERLAP,), (LIKELIEST, DISTANCE, CHANCE))
 
     @classmethod
-    def check(cls, asked: Mapping[str, Any]) -> None:
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return True  # also where a server is compared with them
+
+    @classmethod
+    def check_options(cls, asked: Mapping[str, Any]) -> None:
         every = cls._settings(asked)
         if asked["rounds"] and not any(one.temperature for one in every):
             raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")

@@ -15,6 +15,7 @@ from ..errors import BadInput
 from ..racing.compare import Comparison, compared
 from ..settings import Settings
 from ..system.progress import Stopped, attended, check_stopped
+from .grid import Row
 from .prompts import Prompt
 from .study import LONG_PROMPTS, lengthened, some_of_each
 from .writers import Writer, Written
@@ -56,9 +57,35 @@ class Sample:
     @property
     def cost(self) -> float | None:
         """A mean round in mean rounds of the baseline."""
-        mine = self.with_drafts.round_seconds
-        theirs = self.alone.round_seconds if self.alone else None
-        return mine / theirs if mine and theirs else None
+        mine, alone = self.with_drafts, self.alone
+        ms = mine.milliseconds["ms"], alone.milliseconds["ms"] if alone else None
+        return ms[0] / mine.rounds / (ms[1] / alone.rounds) if alone and ms[0] and ms[1] else None
+
+    @property
+    def run(self) -> Row:
+        """As a run of a `grid`: its names and figures."""
+        written, alone = self.with_drafts, self.alone
+        return {
+            "prompt": self.prompt.id,
+            "kind": self.prompt.category,
+            "context": self.context,
+            "tokens": len(written.tokens),
+            "rounds": written.rounds,
+            "drafts": written.drafts,
+            "drafted": written.drafted,
+            "tested": written.stats.tested,
+            "accepted": written.stats.accepted,
+            "prompt_tokens": written.stats.prompt_tokens,
+            "tokens_per_second": written.stats.tokens_per_second,
+            "first_token_seconds": written.stats.ttft_seconds,
+            "baseline_tokens_per_second": alone.stats.tokens_per_second if alone else None,
+            "speed_up": self.speed_up,
+            "cost": self.cost,
+            "same_text": self.comparison.identical if self.comparison else None,
+            **written.milliseconds,
+            "baseline_rounds": alone.rounds if alone else None,
+            "baseline_ms": alone.milliseconds["ms"] if alone else None,
+        }
 
 
 class Late(Exception):

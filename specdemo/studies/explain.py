@@ -23,7 +23,7 @@ from ..settings import Field, Settings
 from ..system.imports import LazyModule
 from . import theory
 from .plots import ALONE, DRAFT_LENGTH, IN_DRAFT, TIMES, Axis, Plot, Section
-from .profile import TARGET, Timing, profile, steps, summarise, timing
+from .profile import TARGET, Profile
 from .profile import costs as costs_of
 from .study import DRAFTER, PROMPT, Study, k_field
 
@@ -234,19 +234,19 @@ class Theory(Study):
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.timings: list[Timing] = []
+        measured = {"drafters": [asked["drafter"]], "k": asked["k"], "repeats": REPEATS, "prompt": asked["prompt"]}
+        self.profile = Profile(loaded, measured)
         self.entries: list[Entry] = []
         self.costs: theory.Costs | None = None
         self.explained: Explained | None = None
         self.nothing = ""  # why there is nothing to show
-        self.steps = steps(loaded, [asked["drafter"]], REPEATS) + 1
+        self.steps = self.profile.steps + 1
 
     def run(self) -> Iterator[str]:
-        ids, (drafter, k) = self.loaded.encode(self.asked["prompt"]), self.given("drafter k")
-        for timings in profile(self.loaded, ids, [drafter], k, repeats=REPEATS):
-            self.timings += timings
+        ids, drafter, k = self.loaded.encode(self.asked["prompt"]), self.asked["drafter"], self.asked["k"]
+        for words in self.profile.run():
             self.done += 1
-            yield timing(timings)
+            yield words
         with closing(race.race(self.loaded, drafter, ids, Settings(k=k, max_new_tokens=96))) as entries:  # type: ignore[type-var]
             for entry in entries:
                 self.entries.append(entry)
@@ -254,7 +254,7 @@ class Theory(Study):
         self.done += 1
         with suppress(BadInput):  # nothing was tested
             self.explained = explain_race(self.entries, drafter)
-            self.costs = costs_of(summarise(self.timings), drafter)
+            self.costs = costs_of(self.profile.result(), drafter)
         if self.costs is None:
             self.nothing = (
                 f"The drafter {drafter} drafted too little in this text to time it and to see what passes. Choose "
@@ -279,7 +279,7 @@ class Theory(Study):
     def values(self) -> dict[str, Any]:
         if not (self.costs and self.explained):
             return {}
-        passes = summarise(self.timings)["passes"]
+        passes = self.profile.result()["passes"]
         one = next(row["p50_ms"] for row in passes if (row["model"], row["tokens"]) == (TARGET, 1))
         return rounded(self.costs.draft, one, self.explained.alpha)
 

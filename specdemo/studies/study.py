@@ -12,8 +12,8 @@ from ..models.presets import PRESETS
 from ..servers.address import MAX_ADDRESS
 from ..settings import AUTO, COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .plots import Plot, Section
-from .prompts import Prompt, read_prompts, readable
-from .tables import Rows, Table, grouped, table
+from .prompts import Prompt, read_prompts, readable, some
+from .tables import Rows, Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -139,10 +139,11 @@ class Study:
 
     @classmethod
     def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return True
+        """Not where a server writes the texts, or traces hold them."""
+        return not (asked.get("server") or asked.get("traces"))
 
     @classmethod
-    def check(cls, asked: Mapping[str, Any]) -> None:
+    def check_options(cls, asked: Mapping[str, Any]) -> None:
         """Refuse what the command was asked for, as far as no model is needed to see it."""
         settings_in(asked)
 
@@ -201,10 +202,6 @@ class Study:
         """Everything as a page of HTML; empty where there is none."""
         return ""
 
-    def given(self, names: str) -> list[Any]:
-        """Some of the values that were asked for."""
-        return [self.asked[name] for name in names.split()]
-
     def prompts(self, file: str) -> list[Prompt]:
         """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""
         prompts = self.asked.get("prompts", 3)
@@ -222,9 +219,8 @@ def settings_in(asked: Mapping[str, Any]) -> Settings:
 
 
 def some_of_each(file: str, count: int) -> list[Prompt]:
-    """The first prompts of each category of a prompt file, the categories in turn."""
-    groups = grouped(read_prompts(PROMPT_FILES / f"{file}.jsonl"), lambda prompt: prompt.category)
-    return [group[place] for place in range(count) for group in groups.values() if place < len(group)]
+    """`some` prompts of a file that ships."""
+    return some(read_prompts(PROMPT_FILES / f"{file}.jsonl"), count)
 
 
 def lengthened(question: str, tokens: int, number: int) -> str:

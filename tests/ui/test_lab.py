@@ -205,7 +205,7 @@ def cells(fold: Locator) -> list[list[str]]:
 def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, stopped = profile._timed_passes, threading.Event()
 
-    def held(*args: Any) -> list[profile.Timing]:
+    def held(*args: Any) -> Any:
         assert stopped.wait(20)
         return timed(*args)
 
