@@ -85,7 +85,7 @@ DISTANCE = over_samples(
     "Total variation: half the sum of all differences. A correct rule falls together with samples of the target "
     "itself. A broken rule stays above them.",
     {
-        "distance": "with the drafter",
+        "total_variation": "with the drafter",
         "floor_1": "the target itself, sample 1",
         "floor_2": "the target itself, sample 2",
     },
