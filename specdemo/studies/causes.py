@@ -12,7 +12,7 @@ from ..settings import Field
 from ..system.imports import LazyModule
 from .grid import ACCEPTANCE_RATE, TOKENS_PER_ROUND, Figures, Grid, Row, parts, summarise
 from .perplexity import loaded_as
-from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
+from .plots import OVER_TEXTS, passing
 from .prompts import Prompt
 from .statistics import Parts, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, server_field, some_of_each, with_notes
@@ -80,7 +80,7 @@ class Causes(Grid):
     )
     plots = (
         [
-            Plot(f"By {cause}", OVER_TEXTS, "condition", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=cause)
+            passing(f"By {cause}", OVER_TEXTS, at="condition", part=cause)
             for cause in (TEXT, LANGUAGE, TEMPERATURE, CONTEXT, THINKING, WEIGHTS, PLACE)
         ],
     )

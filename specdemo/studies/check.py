@@ -96,9 +96,9 @@ class Check(Study):
                 "Drafters tried",
                 "On a few prompts, to choose the one that is examined. An outlined bar is slower than the target "
                 "alone.",
-                "drafter",
                 {"speed_up": ""},
                 TIMES,
+                "drafter",
                 rule=ALONE,
             ),
             *PLOTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -54,61 +55,50 @@ DESCRIPTIONS = {  # of the broken rules of `rules`
 }
 FILE = PROMPT_FILES / "domains.jsonl"
 SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
-SAMPLES = Axis("samples")
-PLOTS = (
-    (
-        Plot(
-            "Texts that are the target's own",
-            "Token for token, as the target alone writes them. The whisker adds those that differ from a near-tie on, "
-            "which rounding decides.",
-            "name",
-            {"same": ""},
-            Axis("share of the texts", ".0%", end=1),
-        ),
-    ),
-    (
-        Plot(
-            "The chance that a drafted token passes",
-            "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
-            "number",
-            {"overlap": "p and q in common"},
-            Axis("chance", ".0%", end=1),
-            Axis("drafted token, along the text"),
-        ),
-    ),
-    (
-        Plot(
-            "The likeliest first tokens",
-            "How often each token came, and the target's own probability of it. Whiskers: 95% confidence interval.",
-            "text",
-            {"share": ""},
-            Axis("share of the samples", ".1%"),
-            rule=("probability", "the target's own probability"),
-        ),
-        Plot(
-            "How far off the frequencies are",
-            "Total variation: half the sum of all differences. A correct rule falls together with samples of the "
-            "target itself. A broken rule stays above them.",
-            "rounds",
-            {
-                "distance": "with the drafter",
-                "floor_1": "the target itself, sample 1",
-                "floor_2": "the target itself, sample 2",
-            },
-            Axis("total variation", ".3f"),
-            SAMPLES,
-        ),
-        Plot(
-            "Could that be chance?",
-            "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a difference "
-            "is not chance.",
-            "rounds",
-            {"p_value": "first token", "p_value_of_two": "first two tokens"},
-            Axis("p-value", "p", 1e-12, 1, "log"),
-            SAMPLES,
-            rule=("caught", "caught"),
-        ),
-    ),
+over_samples = partial(Plot, at="rounds", x=Axis("samples"))
+TEXTS = Plot(
+    "Texts that are the target's own",
+    "Token for token, as the target alone writes them. The whisker adds those that differ from a near-tie on, which "
+    "rounding decides.",
+    {"same": ""},
+    Axis("share of the texts", ".0%", end=1),
+    "name",
+)
+OVERLAP = Plot(
+    "The chance that a drafted token passes",
+    "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
+    {"overlap": "p and q in common"},
+    Axis("chance", ".0%", end=1),
+    "number",
+    Axis("drafted token, along the text"),
+)
+LIKELIEST = Plot(
+    "The likeliest first tokens",
+    "How often each token came, and the target's own probability of it. Whiskers: 95% confidence interval.",
+    {"share": ""},
+    Axis("share of the samples", ".1%"),
+    "text",
+    rule=("probability", "the target's own probability"),
+)
+DISTANCE = over_samples(
+    "How far off the frequencies are",
+    "Total variation: half the sum of all differences. A correct rule falls together with samples of the target "
+    "itself. A broken rule stays above them.",
+    {
+        "total_variation": "with the drafter",
+        "floor_1": "the target itself, sample 1",
+        "floor_2": "the target itself, sample 2",
+    },
+    Axis("total variation", ".3f"),
+)
+CHANCE = over_samples(
+    "Could that be chance?",
+    "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a difference is not "
+    "chance.",
+    {"p_value": ""},
+    Axis("p-value", "p", 1e-12, 1, "log"),
+    by="name",
+    rule=("caught", "caught"),
 )
 
 
@@ -156,7 +146,7 @@ class Lossless(Study):
         Field("server_key", "", "key", "", shown_in=COMMAND),
         replace(NEW_TOKENS, shown_in=COMMAND),
     )
-    plots = PLOTS
+    plots = ((TEXTS,), (OVERLAP,), (LIKELIEST, DISTANCE, CHANCE))
 
     @classmethod
     def needs_models(cls, asked: Mapping[str, Any]) -> bool:
@@ -282,15 +272,15 @@ class Lossless(Study):
         return {**asked, "texts": self.checks, "exact": self.places, "sampling": last}
 
     def sections(self) -> list[Section | None]:
-        sampled = Section(words=[self.no_samples], title="Nothing was sampled") if self.no_samples else None
+        none = Section(words=[self.no_samples], title="Nothing was sampled") if self.no_samples else None
         return [
             self._of_texts() if self.checks else None,
             self._on_paper() if self.places else None,
-            self._by_sampling(self.history[-1]) if self.history else sampled,
+            self._by_sampling() if self.history else none,
         ]
 
     def _of_texts(self) -> Section:
-        columns = [
+        columns = (
             ("prompt_id", "prompt", ""),
             ("text", "compared with the target alone", ""),
             ("tokens", "tokens", ",.0f"),
@@ -298,50 +288,49 @@ class Lossless(Study):
             ("first_difference", "the same until token", ",.0f"),
             ("margin", "tokens apart there", ".3f"),
             ("near_tie", "near-tie", "yes"),
-        ]
+        )
         rows = []
         for row in summarise(self.checks, ("text",), greedy.FIGURES):
             same, ties = (row[name] / row["texts"] for name in ("same", "ties"))
             rows.append({"name": row["text"], "same": same} | ({"low": same, "high": same + ties} if ties else {}))
         every = table("Every text", columns, self.checks)
-        (plot,) = self.plots[0]
-        return Section(
-            "", greedy.in_words(self.checks), [(plot, rows)], [every], "1. At temperature 0, token for token"
-        )
+        title = "1. At temperature 0, token for token"
+        return Section("", greedy.in_words(self.checks), [(TEXTS, rows)], [every], title)
 
     def _on_paper(self) -> Section:
         places = [place for draft in self.places for place in draft.positions]
-        (plot,), rows = (
-            self.plots[1],
-            [{"number": number, "overlap": place.overlap} for number, place in enumerate(places, 1)],
-        )
+        rows = [{"number": number, "overlap": place.overlap} for number, place in enumerate(places, 1)]
         verdict, *words = lossless.exact_in_words(self.places)
-        columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f")]
+        columns = (("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f"))
         means = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(self.places).items()]
         accepted = table("What each rule accepts of these drafts", columns, means)
-        return Section(verdict, words, [(plot, rows)], [accepted], f"2. On paper{self._broken}")
+        return Section(verdict, words, [(OVERLAP, rows)], [accepted], f"2. On paper{self._broken}")
 
-    def _by_sampling(self, last: lossless.Samples) -> Section:
-        columns = [
+    def _by_sampling(self) -> Section:
+        """All results so far are drawn, the table has the last."""
+        columns = (
             ("tokens", "tokens", ",.0f"),
             ("cells", "outcomes", ",.0f"),
             ("total_variation", "total variation", ".3f"),
             ("kl", "KL, nats", ".3f"),
             ("jensen_shannon", "Jensen-Shannon, nats", ".3f"),
-            ("floor", "total variation of the target's own samples", ""),
+            *((f"floor_{n}", f"total variation of the target itself, sample {n}", ".3f") for n in (1, 2)),
             ("p_value", "p-value", "p"),
             ("smallest_caught", "smallest total variation caught in 95% of such runs", ".3f"),
+        )
+        rows = [
+            {"rounds": sampled.rounds, "caught": lossless.CAUGHT, **asdict(test), **asdict(test.distances)}
+            | {"name": "first token" if test.tokens == 1 else "first two tokens"}
+            | {f"floor_{n}": sample.total_variation for n, sample in enumerate(test.floor, 1)}
+            for sampled in self.history
+            for test in sampled.tests
         ]
-        floors = [" and ".join(f"{sample.total_variation:.3f}" for sample in test.floor) for test in last.tests]
-        tests = [
-            {**asdict(test), **asdict(test.distances), "floor": floor}
-            for test, floor in zip(last.tests, floors, strict=True)
-        ]
+        last = self.history[-1]
         likeliest = [self._likely(likely, last.rounds) for likely in last.likeliest]
-        along = [self._along(sampled) for sampled in self.history]
-        plots = [*zip(self.plots[2], (likeliest, along, along), strict=True)]
+        plots = [(LIKELIEST, likeliest), (DISTANCE, [row for row in rows if row["tokens"] == 1]), (CHANCE, rows)]
         *words, verdict = last.in_words()
-        return Section(verdict, words, plots, [table("Distances", columns, tests)], f"3. By sampling{self._broken}")
+        distances = table("Distances", columns, rows[-len(last.tests) :])
+        return Section(verdict, words, plots, [distances], f"3. By sampling{self._broken}")
 
     @property
     def _broken(self) -> str:
@@ -352,9 +341,3 @@ class Lossless(Study):
         half = -special.ndtri((1 - CONFIDENCE) / 2) * (p * (1 - p) / rounds) ** 0.5
         row = {"text": json.dumps(text, ensure_ascii=False), "share": share, "probability": p}
         return {**row, "low": max(0.0, share - half), "high": min(1.0, share + half)}
-
-    def _along(self, sampled: lossless.Samples) -> dict[str, Any]:
-        one, two = sampled.tests
-        floors = {f"floor_{n}": sample.total_variation for n, sample in enumerate(one.floor, 1)}
-        row = {"rounds": sampled.rounds, "distance": one.distances.total_variation, **floors}
-        return {**row, "p_value": one.p_value, "p_value_of_two": two.p_value, "caught": lossless.CAUGHT}

@@ -15,7 +15,7 @@ from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..tokens import DraftOutcome
 from .grid import ACCEPTANCE_RATE, Figures, Grid, Row, Runs, parts, share, summarise, total
-from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
+from .plots import OVER_TEXTS, passing
 from .statistics import rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, k_field, prompt_fields, temperature_field
 from .tables import Rows, grouped
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
 CATEGORY, POSITION = "category", "position in the draft"
+LATER = "A later token of a draft builds on the earlier ones."
 SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
 COUNTED = ("drafted", "tested", "accepted")
 ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
@@ -66,15 +67,8 @@ class Domains(Grid):
     concludes = False
     plots = (
         (
-            Plot("By category", OVER_TEXTS, "name", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=CATEGORY),
-            Plot(
-                "By position in the draft",
-                f"A later token of a draft builds on the earlier ones. {OVER_TEXTS}",
-                "name",
-                {"acceptance_rate": ""},
-                SHARE_OF_TESTED,
-                part=POSITION,
-            ),
+            passing("By category", OVER_TEXTS, at="name", part=CATEGORY),
+            passing("By position in the draft", f"{LATER} {OVER_TEXTS}", at="name", part=POSITION),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, permutations
 from math import factorial
 from operator import mul
@@ -163,23 +163,20 @@ def _shapley(value: Callable[[frozenset[str]], float], names: Sequence[str]) -> 
 REPEATS = 2  # of the profile that gives the costs
 TRY, MEASURE = "Numbers to try", "Or measure them here"
 RATE = Axis("acceptance rate", ".0%", end=1)
-SPEEDS = Plot(
+over_k = partial(Plot, at="k", x=DRAFT_LENGTH)
+SPEEDS = over_k(
     "Speed-up for each K",
     "If the tested tokens pass equally often at every position.",
-    "k",
     {"speedup": ""},
     TIMES,
-    DRAFT_LENGTH,
     by="name",
     rule=ALONE,
 )
-BREAK_EVEN = Plot(
+BREAK_EVEN = over_k(
     "Acceptance rate that pays off",
     "Below the curve, drafting is slower than the target alone. Above it, drafting is faster.",
-    "k",
     {"break_even_alpha": "break-even"},
     RATE,
-    DRAFT_LENGTH,
     rule=("alpha", "alpha"),
 )
 GAP = Plot(
@@ -187,17 +184,17 @@ GAP = Plot(
     "The formula leaves things out. Each bar between the first and the last puts one of them back: an outlined one to "
     "the left costs, a filled one to the right helps. Its length is its mean over all orders of the bars (its Shapley "
     "value).",
-    "words",
     {"speedup": ""},
     TIMES,
+    "words",
     rule=ALONE,
 )
 BY_POSITION = Plot(
     "Acceptance rate by position in the draft",
     "The formula assumes that they are all equal.",
-    "position",
     {"rate": "measured"},
     RATE,
+    "position",
     IN_DRAFT,
     rule=("alpha", "alpha, all together"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from .tables import Rows, Table
 
@@ -30,9 +31,9 @@ class Plot:
     has one: it is a change then.
 
     Attributes:
-        at: the column of the places along x, or of the names of the bars.
         figures: the columns that are drawn, each with the name of its line.
         y: the axis of the figures.
+        at: the column of the places along x, or of the names of the bars.
         by: the column of the names of the lines, if these are not of the columns.
         rule: what to compare with, a number or a column, and in words. A bar below a number is outlined.
         part: of `Study.drawn`.
@@ -40,9 +41,9 @@ class Plot:
 
     title: str
     words: str
-    at: str
     figures: Mapping[str, str]
     y: Axis
+    at: str
     x: Axis | None = None
     by: str = ""
     rule: tuple[float | str, str] | None = None
@@ -64,5 +65,5 @@ TIMES = Axis("times the target alone", "times")
 ALONE = 1, "the target alone"
 DRAFT_LENGTH = Axis("draft length K (tokens per round)")
 IN_DRAFT = Axis("position in the draft")
-SHARE_OF_TESTED = Axis("share of the tested tokens", ".0%", end=1)
 OVER_TEXTS = "Of the tested tokens, how many passed. Whiskers: 95% confidence interval over texts."
+passing = partial(Plot, figures={"acceptance_rate": ""}, y=Axis("share of the tested tokens", ".0%", end=1))

@@ -60,9 +60,9 @@ class Profile(Grid):
                 "What a pass over several tokens takes",
                 "As a multiple of a pass over one token. A flat line is good: checking costs nothing. The whisker ends "
                 "where the slowest tenth begins.",
-                "tokens",
                 {"cost": ""},
                 Axis("times a pass over one", "times"),
+                "tokens",
                 Axis("tokens in the pass"),
                 by="model",
                 rule=(1, "if checking were free"),
@@ -72,9 +72,9 @@ class Profile(Grid):
                 "One token, one drafted token",
                 "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts. "
                 "The whisker ends where the slowest tenth begins.",
-                "name",
                 {"p50_ms": "", "ms_per_drafted_token": ""},
                 Axis("milliseconds", "ms"),
+                "name",
                 part="tokens",
             ),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..decoding.events import Finished, Round
@@ -28,7 +29,9 @@ else:
 GROUPS_HELP = "How many groups of prompts are decoded at each size."
 SIZES_HELP = "Numbers of readers, separated by commas."
 SIZES, MOST_READERS = (1, 2, 4, 8, 16), 64
-READERS, SPEED = Axis("readers at once"), Axis("tokens/s", ".0f")
+PAYING = "Above the line drafting pays. Whiskers: 95% confidence interval over groups of prompts."
+SPEED = Axis("tokens/s", ".0f")
+over_readers = partial(Plot, at="batch", x=Axis("readers at once"), by="name")
 KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} tokens" for k in (2, 3, 4, 8)}}
 
 
@@ -70,34 +73,9 @@ class Readers(Grid):
     )
     plots = (
         (
-            Plot(
-                "All readers together",
-                "What the machine writes.",
-                "batch",
-                {"tokens_per_second": ""},
-                SPEED,
-                READERS,
-                by="name",
-            ),
-            Plot(
-                "Each reader",
-                "What one of them sees.",
-                "batch",
-                {"tokens_per_second_per_reader": ""},
-                SPEED,
-                READERS,
-                by="name",
-            ),
-            Plot(
-                "With the drafter",
-                "Above the line drafting pays. Whiskers: 95% confidence interval over groups of prompts.",
-                "batch",
-                {"speedup": ""},
-                TIMES,
-                READERS,
-                by="name",
-                rule=TARGET_ALONE,
-            ),
+            over_readers("All readers together", "What the machine writes.", {"tokens_per_second": ""}, SPEED),
+            over_readers("Each reader", "What one of them sees.", {"tokens_per_second_per_reader": ""}, SPEED),
+            over_readers("With the drafter", PAYING, {"speedup": ""}, TIMES, rule=TARGET_ALONE),
         ),
     )
 

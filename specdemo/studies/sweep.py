@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,9 +47,9 @@ K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
 SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
 SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
 ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
-OVER_K = replace(DRAFT_LENGTH, scale="ordinal")
 OVER_TEMPERATURES = Axis("temperature", "g", scale="ordinal")
-SPEED, SHARE = Axis("tokens/s", ".1f"), Axis("share of drafted tokens", ".0%", end=1)
+SHARE = Axis("share of drafted tokens", ".0%", end=1)
+over_k = partial(Plot, at="k", x=replace(DRAFT_LENGTH, scale="ordinal"), by="name")
 
 
 class Sweep(Grid):
@@ -97,20 +98,17 @@ class Sweep(Grid):
     concludes = False
     plots: Sequence[Sequence[Plot]] = (
         (
-            Plot(
+            over_k(
                 "Speed-up",
                 "Compared with the target alone on the same prompt, after the prompt: geometric mean. Whiskers: 95% "
                 "confidence interval over prompts.",
-                "k",
                 {"speedup": ""},
                 TIMES,
-                OVER_K,
-                by="name",
                 rule=TARGET_ALONE,
             ),
-            Plot("Tokens per second", "The speed itself.", "k", {"tokens_per_second": ""}, SPEED, OVER_K, by="name"),
-            Plot("Acceptance rate", "Accepted / tested.", "k", {"acceptance_rate": ""}, SHARE, OVER_K, by="name"),
-            Plot("Draft efficiency", "Accepted / drafted.", "k", {"draft_efficiency": ""}, SHARE, OVER_K, by="name"),
+            over_k("Tokens per second", "The speed itself.", {"tokens_per_second": ""}, Axis("tokens/s", ".1f")),
+            over_k("Acceptance rate", "Accepted / tested.", {"acceptance_rate": ""}, SHARE),
+            over_k("Draft efficiency", "Accepted / drafted.", {"draft_efficiency": ""}, SHARE),
         ),
     )
 

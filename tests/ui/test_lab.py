@@ -653,8 +653,8 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
     x, y, shares = Axis(HOSTILE), Axis(HOSTILE, ".2f"), Axis(HOSTILE, ".0%", end=1)
     rows = [{"at": HOSTILE, "value": 0.25, "low": 0.1, "high": 0.5, "own": 0.4}]
     plots: list[tuple[Plot, Any]] = [
-        (Plot(HOSTILE, HOSTILE, "at", {"value": HOSTILE}, y, x, rule=(1, f"{HOSTILE} rule")), dots_of),
-        (Plot(HOSTILE, HOSTILE, "at", {"value": ""}, shares, rule=("own", HOSTILE)), rows),
+        (Plot(HOSTILE, HOSTILE, {"value": HOSTILE}, y, "at", x, rule=(1, f"{HOSTILE} rule")), dots_of),
+        (Plot(HOSTILE, HOSTILE, {"value": ""}, shares, "at", rule=("own", HOSTILE)), rows),
     ]
     hostile = Table(HOSTILE, [HOSTILE], [HOSTILE], [[HOSTILE]])
     section = Section(HOSTILE, [HOSTILE], plots, [hostile], HOSTILE)

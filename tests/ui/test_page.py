@@ -830,7 +830,7 @@ def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypa
         seen.append(watch())
         return []
 
-    monkeypatch.setattr(tab, "theory_of", noted)
+    monkeypatch.setattr(tab, "tried", noted)
     monkeypatch.setattr(runs, "latest", noted)
     handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
     engine.backend = replace(engine.backend, report=lambda _: iter(noted()))  # for a check of a visitor's own models

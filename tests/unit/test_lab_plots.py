@@ -21,8 +21,8 @@ from ..fakes.writers import ALONE as WITHOUT_DRAFTS
 from ..fakes.writers import DRAFTED, Scripted, examined
 from ..sentences import tells
 
-LINES = Plot("", "", "at", {"value": "a"}, TIMES, IN_DRAFT)
-BARS = Plot("", "", "at", {"value": ""}, TIMES)
+LINES = Plot("", "", {"value": "a"}, TIMES, "at", IN_DRAFT)
+BARS = Plot("", "", {"value": ""}, TIMES, "at")
 
 
 def drawn(plot: Plot, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

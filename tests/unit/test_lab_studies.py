@@ -12,7 +12,9 @@ from specdemo.errors import BadInput
 from specdemo.studies.checks import Lossless
 from specdemo.studies.explain import Theory
 from specdemo.studies.prompts import Prompt, readable
+from specdemo.studies.study import Study
 from specdemo.tokens import Draft
+from specdemo.ui.lab.draw import drawn
 from tests.harness.classes import Loaded
 
 from ..sentences import refuses, tells
@@ -48,6 +50,18 @@ def test_where_nothing_can_be_sampled_the_greedy_texts_stay(loaded: Loaded, sile
     assert tells(last.title, "Nothing sampled")
     assert tells(last.words[0], "choose another")
     assert study.result()["sampling"] is None
+
+
+@pytest.mark.parametrize("study", [Theory, Lossless])
+def test_what_is_measured_is_drawn_with_all_its_lines(loaded: Loaded, study: type[Study]) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "drafter": "draft-model", "k": 2, "temperature": 1.0}
+    measured = study(loaded, {**asked, "rounds": 400, "rule": "match", "broken": "", "prompts": 1})
+    list(measured.run())
+    sections = measured.sections()
+    assert [section and [plot for plot, _ in section.plots] for section in sections] == [*map(list, study.plots)]
+    for plot, rows in (pair for section in sections if section for pair in section.plots):
+        assert all(any(column in row for row in rows) for column in plot.figures), plot.title
+    assert all(any(figures) for _, figures in filter(None, drawn(sections)))
 
 
 def test_prompts_that_a_model_cannot_read_are_told_apart() -> None:
