@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
 from .errors import BadInput
+from .formats import brief
 
 MAX_K = 16
 MAX_NODES = 63  # of a drafted tree: with the token that they follow they fill a word of 64 bits
@@ -23,7 +23,6 @@ MATCH, REJECTION = "match", "rejection"
 RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
 KINDS = {bool: "switch", int: "whole", float: "number", str: "text", tuple: "texts"}  # of a `Field`, by its value
 OF_SERVERS = "address", "key"  # kinds of a `Field`
-FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 FORM, COMMAND = "form", "command"  # `Field.shown_in`
 
 
@@ -212,26 +211,6 @@ def whole_if_it_is(value: Any) -> Any:
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
-
-
-def brief(value: object, most: int = 60) -> str:
-    """A value as a sentence can quote it, whatever someone sent."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def reason(error: BaseException) -> str:
-    """What a library says of a failure, as a sentence can quote it: its first line, and the second if that is a part of
-    the sentence, without the folders of a path."""
-    first, *others = str(error).strip().splitlines() or [""]
-    if isinstance(error, KeyError):  # its text is the key alone
-        first += " is missing"
-    elif first.endswith(":") and others:
-        first += f" {others[0].strip()}"
-    return FOLDERS.sub("", first).rstrip(".")
 
 
 def is_text(words: str) -> bool:

@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from ..errors import BadInput
+from ..formats import byte_size
 from ..models.presets import DEFAULT_PRESET, find_preset
 from .models import Models
 from .options import PresetName
@@ -47,7 +48,7 @@ def export(
         trained = load_head(kind_of_head, path, last)
         target = target_name or str(chosen.target), type(loaded.model).__name__
         export_head(trained, (first, last), target, out, torch.bfloat16)
-    typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")
+    typer.echo(f"{out}: {byte_size(sum(file.stat().st_size for file in out.iterdir()))}.")
 
 
 def kind_of(name: str) -> Any:

@@ -17,6 +17,7 @@ from typer import Option
 
 from ..decoding.events import Finished, emitted_tokens
 from ..errors import BadInput
+from ..formats import byte_size
 from ..models.presets import load_presets
 from ..racing.memory import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
@@ -90,11 +91,11 @@ def cache(
 
     for name in delete or ():
         entry = delete_cached(name)
-        typer.echo(f"Deleted {entry.name}, {entry.size / 1e6:.1f} MB.")
+        typer.echo(f"Deleted {entry.name}, {byte_size(entry.size)}.")
     if not delete:
         for entry in list_cached():
             place = "  (the hub's cache, which other programs use too)" if entry.of_hub else ""
-            typer.echo(f"{entry.size / 1e6:>9.1f} MB  {entry.name}{place}")
+            typer.echo(f"{byte_size(entry.size):>12}  {entry.name}{place}")
 
 
 @app.command()

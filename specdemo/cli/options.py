@@ -17,10 +17,11 @@ from tqdm import tqdm
 from typer import Argument, Option
 
 from ..errors import BadInput
+from ..formats import reason
 from ..models.presets import Preset
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
 from ..racing.memory import MemoryFile
-from ..settings import SETTINGS, Field, Settings, read_k, reason
+from ..settings import SETTINGS, Field, Settings, read_k
 from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
 from ..studies.tables import Table, aligned, write_csv, write_json
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..settings import brief
+from ..formats import brief
 from ..system.progress import check_stopped
 from ..tokens import Draft
 

@@ -20,7 +20,7 @@ from ..decoding.rule import Rule
 from ..engines.rows import WIDTH
 from ..engines.runner import Runner
 from ..errors import BadInput
-from ..settings import reason
+from ..formats import reason
 from ..tokens import Draft
 from .chain import NextLogits, draw_chain
 from .tree import Child, grow

@@ -12,7 +12,8 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..errors import BadInput
-from ..settings import is_text, reason
+from ..formats import reason
+from ..settings import is_text
 
 MARK = "THE-WORDS-OF-THE-PERSON"  # put in the place of the prompt to find the template's own text
 MARKED = re.compile(MARK, re.IGNORECASE)  # some templates change the case

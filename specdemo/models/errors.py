@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from ..errors import BadInput, NotFinite
-from ..settings import reason
+from ..formats import reason
 from .store import LoadError, is_disk_full
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..drafters.names import check_known
 from ..errors import BadInput
+from ..formats import brief
 from ..models.presets import Defaults, load_prompts
-from ..settings import AUTO, MAX_K, MAX_NODES, SETTINGS, Field, Settings, brief, read_k, whole_if_it_is
+from ..settings import AUTO, MAX_K, MAX_NODES, SETTINGS, Field, Settings, read_k, whole_if_it_is
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.events import emitted_tokens
+from ..formats import formatted
 from ..settings import AUTO, MATCH, MAX_K, MAX_NODES, Settings
 from ..tokens import Token
 from .asked import DraftedLane
@@ -165,7 +166,7 @@ def badge(
     exact = asked is not None and is_exact(environment, asked.k, asked.tree)
     dtype = str(environment.get("dtype", ""))
     if margin is not None:
-        words += f" There the two candidate tokens were {margin:.2g} apart for the target"
+        words += f" There the two candidate tokens were {formatted(margin, 'gap')} apart for the target"
         if not exact and is_near_tie(margin, dtype, settings.temperature):
             words += (
                 f": a near-tie. This engine is not exact to the bit. In {dtype} the last digits of a logit depend on "

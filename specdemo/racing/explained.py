@@ -8,13 +8,13 @@ from typing import Any
 from ..decoding.acceptance import branches, parents_of
 from ..decoding.events import Round, text_of
 from ..errors import BadInput
+from ..formats import significant
 from ..settings import MATCH, Settings
 from ..tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from .asked import PLAIN, Request
 from .trace import Entry
 
 BEFORE = 120  # characters of the text before the round
-DECIMALS = 4
 NAMES = {TokenKind.RESAMPLED: "corrected"}  # as the page says it
 WRITTEN = {
     TokenKind.ACCEPTED: "A guess that passed its test.",
@@ -53,8 +53,8 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
             {
                 "text": token.text,
                 "outcome": token.outcome.value,
-                "target_probability": _rounded(token.p),
-                "drafter_probability": _rounded(token.q),
+                "target_probability": significant(token.p),
+                "drafter_probability": significant(token.q),
                 **({"follows": parents[at] if parents[at] >= 0 else None} if tree else {}),
                 "why": _why(token, asked.settings),
             }
@@ -64,14 +64,14 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
             {
                 "text": token.text,
                 "kind": NAMES.get(token.kind, token.kind.value),
-                "target_probability": _rounded(token.p),
-                **({} if token.margin is None else {"margin": _rounded(token.margin)}),
+                "target_probability": significant(token.p),
+                **({} if token.margin is None else {"margin": significant(token.margin)}),
                 "why": WRITTEN[token.kind],
             }
             for token in event.emitted
         ],
-        "draft_seconds": _rounded(event.draft_seconds),
-        "pass_seconds": _rounded(event.verify_seconds),
+        "draft_seconds": significant(event.draft_seconds),
+        "pass_seconds": significant(event.verify_seconds),
         "why": _sentence(event.drafted, event.emitted),
     }
 
@@ -102,7 +102,3 @@ def _sentence(drafted: Sequence[DraftedToken], emitted: Sequence[Token]) -> str:
         return f"{gave}: nothing was guessed."
     more = {TokenKind.RESAMPLED: " and corrected the next one", TokenKind.BONUS: " and added a bonus"}.get(last, "")
     return f"{gave}: it accepted {accepted} of {len(drafted)} guesses{more}."
-
-
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, DECIMALS)

@@ -10,12 +10,12 @@ from torch import Tensor
 from ..decoding import noise
 from ..decoding.acceptance import branches, path_of, places_tested
 from ..decoding.events import Distributions, Round
+from ..formats import significant, traced
 from ..tokens import DraftedToken
 from .trace import Candidate, TokenProbabilities
 
 SHOWN = 10  # tokens
 LEAST = 1e-3  # less cannot be seen as a bar
-DECIMALS = 6
 
 
 def probabilities_of(event: Round, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
@@ -86,12 +86,5 @@ def _ranked(
     seen = {id for id, _, _ in candidates[:2]}
     seen |= {id for id, (p, q), _ in candidates[2:] if max(p / (left or 1), q) > least}
     ranked = sorted({(-max(p, q), id, p, q, e) for id, (p, q), e in candidates if id in seen})
-    shown = (
-        Candidate(id, name(id), _short(p), _short(q), None if e is None else float(f"{e:.4g}"))
-        for _, id, p, q, e in ranked
-    )
-    return TokenProbabilities(None if left is None else _short(left), tuple(shown))
-
-
-def _short(probability: float) -> float:
-    return round(min(probability, 1.0), DECIMALS)  # a sum in single precision can exceed 1
+    shown = (Candidate(id, name(id), traced(p), traced(q), significant(e)) for _, id, p, q, e in ranked)
+    return TokenProbabilities(None if left is None else traced(left), tuple(shown))

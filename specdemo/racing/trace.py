@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from ..decoding.acceptance import kind_after, parents_of, walk
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..errors import BadInput
+from ..formats import clipped
 from ..settings import MAX_NODES, MAX_SEED, REJECTION, Settings
 from ..tokens import Ahead, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .asked import AT_ONCE, PLAIN, SPECULATIVE, Request
@@ -302,7 +303,7 @@ def _check_order(entry: Entry, due: dict[str, int]) -> None:
 
 
 def _brief(value: Any) -> str:
-    return f"{json.dumps(value):.60}"  # as it stands in the trace
+    return clipped(json.dumps(value))  # as it stands in the trace
 
 
 @dataclass(slots=True)

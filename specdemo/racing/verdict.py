@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from ..formats import byte_size, formatted
 from .asked import DraftedLane
 from .compare import Comparison, exact_rows
 from .figures import EVEN, MUCH, NOWHERE, Figures, bytes_of, experts_counted, memory_rate_of, memory_share, weight_bytes
@@ -90,7 +91,7 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
     rows = f"{round(_rows_of_all(lane), 1):g}"
     words += (
         f". A round reads {rows} rows instead of {lane.readers} and takes {found.needed:.1f} times "
-        f"as long{share}, but writes {_tokens(found.tokens)} tokens for each reader."
+        f"as long{share}, but writes {formatted(found.tokens, 'tokens')} tokens for each reader."
     )
     if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:
         return LaneVerdict(found.speed_up, f"{words} That is of the few rounds before the first text ended.")
@@ -127,25 +128,25 @@ def in_short(verdicts: Mapping[str, LaneVerdict]) -> dict[str, Any]:
 
 def _chips(found: Figures) -> list[dict[str, str]]:
     whose = " for each reader" if found.lane.readers > 1 else ""
-    tokens = f"{_tokens(found.tokens)} tokens{whose} with the drafter, 1 without it"
-    even = f"From {_tokens(found.needed)} on that saves time."
-    chips = [("tokens per pass", _tokens(found.tokens), f"A pass of the target gives {tokens}. {even}")]
+    tokens = f"{formatted(found.tokens, 'tokens')} tokens{whose} with the drafter, 1 without it"
+    even = f"From {formatted(found.needed, 'tokens')} on that saves time."
+    chips = [("tokens per pass", formatted(found.tokens, "tokens"), f"A pass of the target gives {tokens}. {even}")]
     if found.draft_cost is not None and found.check_cost is not None:
         draft, longer = found.draft_cost, max(found.check_cost - 1, 0.0)
         rows = f": it reads {found.rows:.1f} tokens for each one written" if found.rows else ""
         chips += [
             (
                 "of a pass to draft",
-                _share(draft),
+                formatted(draft, "more"),
                 f"A draft takes {draft:.0%} of the time of a pass of the target alone.",
             ),
-            ("of a pass to check", _share(longer), f"Checking a draft makes a pass {longer:.0%} longer{rows}."),
+            (
+                "of a pass to check",
+                formatted(longer, "more"),
+                f"Checking a draft makes a pass {longer:.0%} longer{rows}.",
+            ),
         ]
     return [dict(zip(("name", "value", "sentence"), one, strict=True)) for one in chips]
-
-
-def _share(share: float) -> str:
-    return f"+{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
@@ -192,7 +193,7 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
         chance = f"{abs(ratio - 1):.0%}"
         words = "Nothing was drafted, so both lanes did the same work"
         return f"{words}." if chance == "0%" else f"{words}; the {chance} between them is timing noise."
-    per_pass = f"{_tokens(found.tokens)} tokens per target pass"
+    per_pass = f"{formatted(found.tokens, 'tokens')} tokens per target pass"
     verdict = {
         -1: f"Slower, {ratio:.2f}× as fast as the target alone",
         0: f"Tied with the target alone ({ratio:.2f}×, within timing noise of {found.noise:.0%})",
@@ -214,7 +215,7 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
 def _remainder(found: Figures) -> str:
     """What the costs of drafts and passes leave out."""
     if found.speed_up > found.tokens * EVEN[1]:
-        return f"anything above {_tokens(found.tokens)}× is timing noise"
+        return f"anything above {formatted(found.tokens, 'tokens')}× is timing noise"
     rest = found.parts.get("rest", 0.0)
     return f"{rest / found.needed:.0%} of a round is neither drafting nor a pass" if rest >= MUCH else ""
 
@@ -240,10 +241,6 @@ def _reading(alone: Pace, drafting: Pace, ratio: float) -> str:
 def _side(ratio: float) -> int:
     """1 is faster, -1 slower, 0 neither."""
     return (ratio > EVEN[1]) - (ratio < EVEN[0])
-
-
-def _tokens(count: float) -> str:
-    return f"{count:.2f}" if count < 2 else f"{count:.1f}"
 
 
 # Why, and what to do ----------------------------------------------------------------------------------------
@@ -323,7 +320,7 @@ def numbers(
     rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
     shares = [memory_share(one, size, memory_rate) for one, size in both]
     used = [f"{share:.0%} {which}" for share, which in zip(shares, (ALONE, DRAFTED), strict=True) if share is not None]
-    read = [f"{(one.rounds + 1) * size / 1e9:.1f} GB" for one, size in both if size]
+    read = [byte_size((one.rounds + 1) * size) for one, size in both if size]
     more = lane_bytes if lane_bytes and lane_bytes != pass_bytes else None
     how = "by the experts that such passes read" if counted else "estimated: as if rows chose their experts at random"
     rows = {
@@ -341,16 +338,12 @@ def numbers(
         "share of the memory's speed": ", ".join(used),
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",
         "rows of a round of all readers": f"{_rows_of_all(lane):.1f}" if lane.readers > 1 else "",
-        "tokens read per token written": _text(found.rows, ".2f"),
-        "acceptance rate (of tested)": _text(lane.acceptance_rate, ".0%"),
-        "acceptance rate to break even, if equal at every position": _text(found.needed_acceptance, ".0%"),
-        "draft efficiency (of drafted)": _text(lane.draft_efficiency, ".0%"),
+        "tokens read per token written": formatted(found.rows, ".2f", ""),
+        "acceptance rate (of tested)": formatted(lane.acceptance_rate, ".0%", ""),
+        "acceptance rate to break even, if equal at every position": formatted(found.needed_acceptance, ".0%", ""),
+        "draft efficiency (of drafted)": formatted(lane.draft_efficiency, ".0%", ""),
         "accepted at each position, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
         "accepted at each position, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
         "expected speed-up for each K": ", ".join(f"K {k} {speed:.2f}×" for k, speed in enumerate(found.by_k, 1)),
     }
     return [(name, value) for name, value in rows.items() if value]
-
-
-def _text(number: float | None, shape: str) -> str:
-    return "" if number is None else format(number, shape)

@@ -19,6 +19,7 @@ import httpx
 from pydantic import AliasPath, Field, Strict, ValidationError
 
 from ..errors import BadInput
+from ..formats import clipped
 from ..models.tables import json_as, table_as
 from ..system.progress import Stopped, check_stopped
 from .address import Address
@@ -261,4 +262,4 @@ class Client:
         """The words of a server or a library on one short line, without the key."""
         text = str(words).replace(self._key, "***") if self._key else str(words)
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split()).rstrip(".")
-        return line if len(line) <= MAX_QUOTED else line[: MAX_QUOTED - 3] + "..."
+        return clipped(line, MAX_QUOTED)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
 from ..errors import BadInput
+from ..formats import formatted
 from ..settings import COMMAND, FORM, MAX_AHEAD, MAX_K, Field
 from ..system.imports import LazyModule
-from .statistics import Spread, geometric_mean, pooled_rate
+from .statistics import geometric_mean, pooled_rate
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:
             why = _why(best, preparing, plain.get(best["k"]), both) if best["speedup"].mean < 1 else ""
             k = f"K = {best['k']} and " * bool(several)
             words.append(
-                f"Drafting ahead is {_times(best['speedup'])} as fast as drafting in turn{several} {where}, with "
+                f"Drafting ahead is {formatted(best['speedup'], '.2f')} times as fast as drafting in turn{several} "
+                f"{where}, with "
                 f"{k}{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready.{why}{remark}"
             )
     measured, simulation = (
@@ -284,8 +286,3 @@ def shared_by_both(environment: Mapping[str, Any]) -> str:
 def outcomes(each: int) -> str:
     """How many outcomes are prepared for at each place, in words."""
     return f"{each} outcome{'s' * (each > 1)} for each place"
-
-
-def _times(spread: Spread) -> str:
-    interval = "" if spread.low is None else f" ({spread.low:.2f} to {spread.high:.2f})"
-    return f"{spread.mean:.2f} times{interval}"

@@ -8,12 +8,13 @@ from itertools import accumulate, zip_longest
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
+from ..formats import formatted
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
 from ..settings import AUTO
 from .statistics import Spread, geometric_mean, pooled_rate
-from .tables import format_value, grouped
+from .tables import grouped
 
 if TYPE_CHECKING:
     from .examination import Examination, Sample
@@ -101,11 +102,11 @@ class Diagnosis:
         """The figures that the answer rests on, in a few sentences."""
         if self.often == 0:
             return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
-        tokens = f"A round writes {format_value(self.tokens_per_round, '.2f')} tokens"
+        tokens = f"A round writes {formatted(self.tokens_per_round, '.2f')} tokens"
         if self.speed_up is None:
             return f"{tokens}; only a baseline shows whether that pays."
         who, needed = self.engine.get("drafter", "speculation"), self.break_even["tokens_per_round"]
-        lines = [f"With {who} it is {format_value(self.speed_up, '.2f')} times as fast."]
+        lines = [f"With {who} it is {formatted(self.speed_up, '.2f')} times as fast."]
         lines += [f"{tokens} and needs {needed:.2f} to break even."] * (needed is not None)
         lines += [f"A speed-up that pays is one of {PAYS:g} or more."] * (self.answer != YES)
         return " ".join(lines)
@@ -120,7 +121,7 @@ class Diagnosis:
             split = ", ".join(f"{name} {round_[key]:.1f} ms" for name, key in parts if round_[key] is not None)
             lines.append(f"A round takes {round_['ms']:.1f} ms{f': {split}' if split else ''}.")
         if round_["cost"] is not None:
-            cost = format_value(round_["cost"], ".2f")
+            cost = formatted(round_["cost"], ".2f")
             lines.append(f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs {cost} of them.")
         if (alpha := self.break_even["alpha"]) is not None:
             lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would break even.")
@@ -209,12 +210,13 @@ class Diagnosis:
         lines = [f"{compared - same} of {compared} texts differ."]
         for row in self.texts["differences"]:
             gap = row["margin"]
+            near = f"the two tokens were {formatted(gap, 'gap')} of a logit apart there"
             if gap is None:
                 why = "it is unknown how close the two tokens were there"
             elif gap <= NEAR:
-                why = f"the two tokens were {gap:.3g} of a logit apart there, a near-tie that rounding can decide"
+                why = f"{near}, a near-tie that rounding can decide"
             else:
-                why = f"the two tokens were {gap:.3g} of a logit apart there, more than rounding explains: report this"
+                why = f"{near}, more than rounding explains: report this"
             lines.append(f"{row['prompt']}: from token {row['token']} on; {why}.")
         return lines
 

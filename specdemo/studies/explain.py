@@ -16,6 +16,7 @@ from ..decoding.acceptance import branches
 from ..decoding.events import Event, Round
 from ..drafters.names import DRAFTERS
 from ..errors import BadInput
+from ..formats import significant
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry
 from ..settings import Field, Settings
@@ -248,4 +249,4 @@ class Theory(Study):
 def rounded(draft_cost: float, target_ms: float, alpha: float) -> dict[str, float]:
     """The three numbers of the form, as a person would write them."""
     numbers = {"draft_ms": draft_cost * target_ms, "target_ms": target_ms, "alpha": alpha}
-    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
+    return {name: significant(value) for name, value in numbers.items()}

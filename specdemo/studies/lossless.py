@@ -21,6 +21,7 @@ from ..decoding.events import Event, Round, emitted_tokens
 from ..decoding.rule import Rule
 from ..decoding.warping import probabilities
 from ..errors import BadInput
+from ..formats import formatted
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
@@ -205,9 +206,8 @@ class Sampled:
             if test.p_value is None:
                 lines.append(f"The {name}: with one likely outcome, or so few rounds, there is nothing to test.")
             else:
-                lines.append(
-                    f"The {name}: a fair sample lies at least this far off with probability {test.p_value:.2g}."
-                )
+                chance = formatted(test.p_value, "p")
+                lines.append(f"The {name}: a fair sample lies at least this far off with probability {chance}.")
         if not self.with_draft:
             return [*lines, "Nothing was drafted in this context, so the rule was not put to the test."]
         if self.caught:

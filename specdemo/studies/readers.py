@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Finished, Round
 from ..errors import BadInput
+from ..formats import formatted
 from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, Settings, read_k
 from ..system.imports import LazyModule
 from .statistics import Spread, geometric_mean
@@ -175,5 +176,4 @@ def _readers(size: int) -> str:
 
 
 def _times(spread: Spread) -> str:
-    interval = "" if spread.low is None else f", {spread.low:.2f} to {spread.high:.2f}"
-    return f"{spread.mean:.2f} times the tokens of the target alone{interval}"
+    return f"{formatted(spread, '.2f')} times the tokens of the target alone"

@@ -11,19 +11,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..formats import formatted
 from .statistics import Spread
 
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
 Rows = Sequence[Mapping[str, Any]]
-
-FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python
-    "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
-    "times": lambda value: f"{value:.2f}×",
-    "times3": lambda value: f"{value:.3f}×",
-    "p": lambda value: f"{value:.0e}" if 0 < value < 0.001 else f"{value:.2g}",
-    "yes": lambda value: "✓ yes" if value else "✗ no",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +31,8 @@ class Table:
 
 def table(title: str, columns: Sequence[tuple[str, str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
     """Columns are (key in a row, heading, format)."""
-    cells = [[format_value(row.get(key), form) for key, _, form in columns] for row in rows]
+    cells = [[formatted(row.get(key), form) for key, _, form in columns] for row in rows]
     return Table(title, [key for key, *_ in columns], [heading for _, heading, _ in columns], cells)
-
-
-def format_value(value: Any, form: str = "", nothing: str = "–") -> str:
-    """A value in words: a `Spread` with its interval, `nothing` for None; text stays as it is.
-
-    The format is one of Python's or of `FORMATS`.
-    """
-    if value is None or isinstance(value, str):
-        return nothing if value is None else value
-    if isinstance(value, Spread):
-        mean, low, high = (format_value(each, form) for each in (value.mean, value.low, value.high))
-        return mean if value.low is None else f"{mean} ({low} to {high})"
-    return FORMATS[form](value) if form in FORMATS else f"{value:{form}}"
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path, PureWindowsPath
 
 from ..errors import BadInput
-from ..settings import brief
+from ..formats import brief
 
 
 def files_in(index: Path) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..formats import byte_size
+
 
 def facts(loaded: Any) -> tuple[str, ...]:
     """Short notes on a loaded preset: number types, hardware, and whether it runs in a slow way."""
@@ -14,9 +16,9 @@ def facts(loaded: Any) -> tuple[str, ...]:
     own = "transformers' own forward" if environment.get("engine") == "eager" else None
     placed = environment.get("placement", {})
     away = placed.get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
-    offloaded = f"{away / 1e9:.1f} GB of the weights in main memory, which is slow" if away else None
+    offloaded = f"{byte_size(away)} of the weights in main memory, which is slow" if away else None
     disk = placed.get("disk", 0)
-    on_disk = f"{disk / 1e9:.1f} GB of the weights on the disk, read for every pass" if disk else None
+    on_disk = f"{byte_size(disk)} of the weights on the disk, read for every pass" if disk else None
     by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
     missing = loaded.missing_heads.values()
     notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing

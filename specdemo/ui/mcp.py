@@ -17,6 +17,7 @@ import gradio as gr
 
 from ..drafters.names import DRAFTERS
 from ..errors import BadInput
+from ..formats import significant
 from ..models.presets import Preset
 from ..racing.asked import PLAIN, SPECULATIVE, parameters
 from ..racing.explained import explained
@@ -228,11 +229,11 @@ def result_of(run: RaceRun) -> dict[str, Any]:
         "preset": run.request.preset,
         "drafter": run.request.drafter,
         "k": run.request.settings.k,
-        "speed_up": rounded(found.speed_up),
+        "speed_up": significant(found.speed_up),
         "same_text": None if comparison is None else comparison.identical,
-        "tokens_per_pass": rounded(lanes[SPECULATIVE].tokens_per_round),
-        "break_even": rounded(figures.needed if figures else None),
-        "acceptance_rate": rounded(lanes[SPECULATIVE].acceptance_rate),
+        "tokens_per_pass": significant(lanes[SPECULATIVE].tokens_per_round),
+        "break_even": significant(figures.needed if figures else None),
+        "acceptance_rate": significant(lanes[SPECULATIVE].acceptance_rate),
         "rounds": lanes[SPECULATIVE].rounds,
         "stopped": found.stopped,
         "sentence": found.sentence,
@@ -246,12 +247,7 @@ def lane(run: RaceRun, name: str) -> dict[str, Any]:
     assert run.outcome is not None
     stats, words = run.outcome.stats[name], run.outcome.reports[name]["text"].split()
     begins = " ".join(words[:FIRST_WORDS]) + (" …" if len(words) > FIRST_WORDS else "")
-    return {"begins": begins, "tokens": stats.tokens, "tokens_per_second": rounded(stats.tokens_per_second)}
-
-
-def rounded(figure: float | None) -> float | None:
-    """A figure as a person would say it."""
-    return None if figure is None else round(figure, 2)
+    return {"begins": begins, "tokens": stats.tokens, "tokens_per_second": significant(stats.tokens_per_second)}
 
 
 @cache

@@ -33,8 +33,8 @@ def test_a_round_is_told_in_reading_order() -> None:
     emitted = Token(1, TokenKind.ACCEPTED, 0.123456), Token(9, TokenKind.RESAMPLED, 0.75)
     row = row_of(Entry(SPECULATIVE, with_text(Round(3, drafted, emitted, 0.1, 0.2, 0.3), ("A", "R"), ("a", "x", "u"))))
     tokens = [
-        ["A", "a", 0.1235, 0.5, 0.1, 1],
-        ["x", "x", 0.25, 1.0, 0.9999, 2],  # a draw is below 1, and stays so
+        ["A", "a", 0.123456, 0.5, 0.1, 1],
+        ["x", "x", 0.25, 1.0, 0.99999, 2],
         ["u", "u", 0.0, 0.5, 0.3, 3],
         ["R", "r", 0.75],
     ]

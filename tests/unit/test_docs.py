@@ -170,4 +170,4 @@ def test_the_drawing_shows_the_layers_that_are_checked() -> None:
     drawn = [re.findall(r"\w+", line.split("  ")[0]) for line in drawing.splitlines() if re.match(r"\w", line)]
     assert drawn == checked
     packages = {path.name for path in (ROOT / "specdemo").iterdir() if (path / "__init__.py").exists()}
-    assert packages | {"errors", "settings", "tokens"} == {name for layer in checked for name in layer}
+    assert packages | {"errors", "formats", "settings", "tokens"} == {name for layer in checked for name in layer}

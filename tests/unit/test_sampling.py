@@ -17,7 +17,8 @@ from specdemo.decoding.rejection import sample
 from specdemo.decoding.sampling import largest
 from specdemo.decoding.warping import probabilities
 from specdemo.errors import BadInput
-from specdemo.settings import MAX_K, MAX_SEED, MAX_STOP_STRINGS, Settings, brief
+from specdemo.formats import brief
+from specdemo.settings import MAX_K, MAX_SEED, MAX_STOP_STRINGS, Settings
 
 from ..sentences import refuses, tells
 

@@ -30,13 +30,13 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
+from specdemo.formats import formatted
 from specdemo.models.loaded import load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from specdemo.racing.provenance import commit
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, MATCH, MAX_NODES, Settings
 from specdemo.studies.prompts import read_prompts, some
-from specdemo.studies.tables import format_value
 from specdemo.system.hardware import device_name
 
 from .cases import ALONE, TREE, cases_of_ours
@@ -281,7 +281,7 @@ SHAPES_OF_ROWS = {
 def line(row: Row) -> str:
     """A row in a line, printed as soon as it is measured, for a run that is cut off."""
     known = {name: shape for name, shape in SHAPES_OF_ROWS.items() if shape and row.get(name) is not None}
-    found = [f"{name} {format_value(row[name], shape, '-')}" for name, shape in known.items()]
+    found = [f"{name} {formatted(row[name], shape, '-')}" for name, shape in known.items()]
     return ", ".join([row["part"], row["what"], *found, *filter(None, [row.get("error")])])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.errors import BadInput
+from specdemo.formats import significant
 from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Pace
 from specdemo.settings import AUTO, REJECTION
@@ -23,6 +24,7 @@ from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, tree_rows
 from .tables import Columns, markdown_table, text_table
 
+DIGITS = 7  # of a measured number
 COLUMNS = (
     "method",
     "drafter",
@@ -54,12 +56,11 @@ def record(outcome: Mapping[str, Any]) -> dict[str, Any]:
     facts = {name: value for name, value in outcome.items() if name not in ("runs", "summary")}
     rows = [row for row in outcome["summary"] if row["category"] == ALL]
     trees = {"trees": found} if (found := tree_rows(outcome["runs"])) else {}
-    runs = [[_short(run[name]) for name in COLUMNS] for run in outcome["runs"]]
+    runs = [
+        [significant(run[name], DIGITS) if isinstance(run[name], float) else run[name] for name in COLUMNS]
+        for run in outcome["runs"]
+    ]
     return {**facts, "rows": rows, **trees, "columns": COLUMNS, "runs": runs}
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def read_record(path: Path) -> dict[str, Any]:

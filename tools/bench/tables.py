@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specdemo.studies.tables import Rows, aligned, format_value
+from specdemo.formats import formatted
+from specdemo.studies.tables import Rows, aligned
 
 Columns = Mapping[str, str | tuple[str | Callable[[Any], Any], str]]
 """By heading: the format of a figure of that name; or its name, or a function of the row, and its format."""
@@ -26,5 +27,5 @@ def markdown_table(rows: Rows, columns: Columns) -> list[str]:
 
 def _lines(rows: Rows, columns: Columns) -> list[list[str]]:
     read = [column if isinstance(column, tuple) else (name, column) for name, column in columns.items()]
-    cells = ([format_value(of(row) if callable(of) else row.get(of), shape, "-") for of, shape in read] for row in rows)
+    cells = ([formatted(of(row) if callable(of) else row.get(of), shape, "-") for of, shape in read] for row in rows)
     return [[*columns], *cells]

@@ -31,7 +31,7 @@ from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
 from specdemo.drafters.heads.shapes import RANK, HeadShape
 from specdemo.errors import BadInput
-from specdemo.settings import reason
+from specdemo.formats import reason
 
 from .data import ASSISTANT, Seed, provenance_of, shard_paths
 from .outputs import OUTPUTS

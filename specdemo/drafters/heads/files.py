@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from ...engines.quantized import Weight
 from ...errors import BadInput
-from ...settings import reason
+from ...formats import reason
 from .networks import Head
 from .published import PublishedHead
 from .published_shape import TargetSizes

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...errors import BadInput
-from ...settings import reason
+from ...formats import reason
 from ...system.weight_map import files_in
 from .published_shape import ShapeReader, TargetSizes, format_of, head_name, read_config
 from .shapes import EACH, NONE, HeadShape

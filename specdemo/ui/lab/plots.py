@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...studies.tables import Table, format_value
+from ...formats import formatted
+from ...studies.tables import Table
 from ...system.imports import LazyModule
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ Picture = Sequence[Section | None]
 
 
 def _between(low: float | None, high: float | None, form: str) -> str:
-    return "" if low is None or high is None else f", {format_value(low, form)} to {format_value(high, form)}"
+    return "" if low is None or high is None else f", {formatted(low, form)} to {formatted(high, form)}"
 
 
 def lines(
@@ -101,11 +102,11 @@ def lines(
         for at, value, *reach in points:
             low, high = reach or (None, None)
             low = value if low is None else low
-            where = ticks[int(at or 0)] if ticks else format_value(at, x.get("format", ",.0f"))
-            what = f"{format_value(value, y['format'])}{_between(low, high, y['format'])}"
+            where = ticks[int(at or 0)] if ticks else formatted(at, x.get("format", ",.0f"))
+            what = f"{formatted(value, y['format'])}{_between(low, high, y['format'])}"
             aside = (at or 0) + apart * (place - (len(series) - 1) / 2)
             dots.append({"x": aside, "y": value, "low": low, "high": high, "name": name})
-            dots[-1] |= {"told": f"{x['label']} {where}: {what}", "shown": format_value(value, y["format"])}
+            dots[-1] |= {"told": f"{x['label']} {where}: {what}", "shown": formatted(value, y["format"])}
     seen = [dot["x"] for dot in dots]
     margin = 0.3 if ticks else 0.03 * (max(seen) - min(seen)) or 0.5  # so that whiskers at the ends are whole
     ends = (-margin, len(ticks) - 1 + margin) if ticks else (min(seen) - margin, max(seen) + margin)
@@ -215,7 +216,7 @@ def bars(
     for value, words_of_rule in rules:
         rule = base.mark_rule(strokeDash=RULE_DASH, strokeWidth=2, color=INK, aria=False)
         layers.append(rule.encode(x=across(datum=value, type="quantitative"), **of_bar))
-        key.append(f"┊ {format_value(value, x['format'])}, {words_of_rule}")
+        key.append(f"┊ {formatted(value, x['format'])}, {words_of_rule}")
     if any(row.get("high") is not None for row in shown):
         layers += _whiskers(base.encode(y=down("middle:Q")), across, alt.X2("reach"), color=INK, aria=False)
         key += [f"├─┤ {whisker}"] * bool(whisker) + [f"▶ {BEYOND}"] * goes_on
@@ -244,13 +245,13 @@ def _bar_rows(
     for row in rows:
         value, start, low, high = row["value"], *(row.get(part) for part in ("start", "low", "high"))
         row["more"] = value >= start if start is not None else changes or not rules or value >= rules[0][0]
-        parts = [format_value(value, form) + _between(value if low is None else low, high, form)]
+        parts = [formatted(value, form) + _between(value if low is None else low, high, form)]
         parts += [row["words"]] if "words" in row else []
-        parts += [f"{mark}: {format_value(row['mark'], form)}"] if mark and "mark" in row else []
+        parts += [f"{mark}: {formatted(row['mark'], form)}"] if mark and "mark" in row else []
         row["told"] = ". ".join(parts)
-        row["shown"] = format_value(value, form)
+        row["shown"] = formatted(value, form)
         if start is not None:
-            row["shown"] = f"{'+' if row['more'] else '−'}{format_value(abs(value - start), form)}"
+            row["shown"] = f"{'+' if row['more'] else '−'}{formatted(abs(value - start), form)}"
         elif changes:
             row["mark"] = value
         row["low"] = value if high is not None and low is None else low

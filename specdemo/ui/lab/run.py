@@ -9,6 +9,7 @@ from sys import getsizeof
 from typing import Any
 
 from ...drafters.names import drafter_class
+from ...formats import formatted
 from ...studies.study import Study
 from ...studies.tables import csv_text, json_text
 from ..engine import Engine, ProgressNote
@@ -106,7 +107,7 @@ class LabRun(Job):
 
     def _left_in_words(self) -> str:
         left = self.seconds_left()
-        return "" if left is None else f"About {max(1, round(left))} s left"
+        return "" if left is None else f"About {formatted(left, 'wait')} left"
 
     def _show(self, picture: Picture) -> None:
         """What there is to show, once there is something: until then the page keeps what it shows."""

@@ -33,7 +33,7 @@ def row_of(entry: Entry) -> list[Any] | None:
     path, tokens = path_of(event.drafted)[1:], list[list[Any]]()
     texts = {node: token.text for node, token in zip(path, event.emitted, strict=False)}  # what was written
     for node, token in enumerate(event.drafted):
-        chances = _short(token.p), _short(token.q), _short(token.draw)
+        chances = token.p, token.q, token.draw
         tokens.append([texts.get(node, token.text), CODES[token.outcome], *chances, node + 1])
         if token.parent is not None:
             tokens[-1].append(token.parent + 1)
@@ -42,12 +42,4 @@ def row_of(entry: Entry) -> list[Any] | None:
 
 
 def _emitted(token: Token) -> list[Any]:
-    return [token.text, CODES[token.kind], _short(token.p)]
-
-
-def _short(number: float | None) -> float | None:
-    """Four significant digits: what a tooltip can show. What is not quite certain stays so, what is unknown too."""
-    if number is None:
-        return None
-    short = float(f"{number:.4g}")
-    return 0.9999 if number < 1 <= short else short
+    return [token.text, CODES[token.kind], token.p]

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...formats import formatted
 from ..runs import QueuePosition, Runs
 from .queue import events_of, ids_of
 
@@ -118,8 +119,7 @@ class Door:
         seconds = self.runs.engine.expected_wait([_work(event.fn) for event in waiting])
         if not seconds:
             return "later"
-        minutes = round(seconds / 60)
-        return f"in about {max(1, round(seconds))} s" if minutes < 2 else f"in about {minutes} minutes"
+        return f"in about {formatted(seconds, 'wait')}"
 
 
 def _by_tools(scope: Scope) -> bool:

@@ -148,11 +148,11 @@ def _line(runs: Runs, session: str) -> dict[str, Any] | None:
         "place": found.place,
         "of": found.of,
         "before": kinds,
-        "seconds": None if seconds is None else _rounded(seconds),
+        "seconds": None if seconds is None else _in_steps(seconds),
     }
 
 
-def _rounded(seconds: float) -> int:
+def _in_steps(seconds: float) -> int:
     """Round to 5 or 30 seconds, so that a page gets few messages."""
     step = 5 if seconds < 60 else 30
     return round(seconds / step) * step
