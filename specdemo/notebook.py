@@ -66,8 +66,8 @@ class Race:
     @property
     def same_text(self) -> bool | None:
         """Whether all lanes wrote the text of the target alone, token for token; None if they need not."""
-        found = [comparison for comparison in self.outcome.comparisons.values() if comparison]
-        return all(comparison.identical for comparison in found) if found else None
+        found = self.outcome.comparison
+        return found.identical if found else None
 
     @property
     def sentence(self) -> str:

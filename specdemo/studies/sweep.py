@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
 from ..racing.asked import PLAIN, SPECULATIVE
-from ..racing.stats import Stats
+from ..racing.figures import LaneFigures, ratio_of_speeds
 from ..settings import COMMAND, FORM, MATCH, MAX_K, Field, Settings
 from ..system.imports import LazyModule
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
@@ -117,7 +117,7 @@ class Sweep(Study):
                     stats.seconds,
                     stats.tokens_per_second,
                     plain.tokens_per_second,
-                    stats.pace.to(plain.pace),
+                    ratio_of_speeds(plain, stats),
                 )
                 self.runs.append(run)
                 self.done += 1
@@ -156,7 +156,7 @@ class Sweep(Study):
 class SweepRun:
     """One text with a drafter, and the pace of the target alone, which wrote its own text in turns.
 
-    `tokens_per_second`, `alone` and `speedup` leave out the prompt (`stats.Pace`), None of a text of one token.
+    `tokens_per_second`, `alone` and `speedup` leave out the prompt, None of a text of one token.
     """
 
     prompt_id: str
@@ -178,11 +178,11 @@ class SweepRun:
 
 def _race(
     loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, drafter_first: bool
-) -> tuple[Stats, Stats]:
+) -> tuple[LaneFigures, LaneFigures]:
     """The figures of the target alone and of the drafter; the lane whose clock is behind goes next."""
     names = {PLAIN: ALONE, SPECULATIVE: drafter}
     order = (SPECULATIVE, PLAIN) if drafter_first else (PLAIN, SPECULATIVE)
-    stats = {lane: Stats() for lane in order}
+    stats = {lane: LaneFigures() for lane in order}
     runs = {lane: race.start(loaded, names[lane], prompt_ids, settings) for lane in order}
     with closing(lanes.take_turns(runs, lambda event: event.seconds)) as events:  # type: ignore[type-var]
         for lane, event in events:

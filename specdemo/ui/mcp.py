@@ -222,17 +222,16 @@ def result_of(run: RaceRun) -> dict[str, Any]:
     """What `race` answers when its run has ended."""
     found = run.outcome
     assert found is not None
-    verdict, comparison = found.verdicts[SPECULATIVE], found.comparisons[SPECULATIVE]
-    figures, lanes = verdict.figures, found.stats
+    verdict, lanes = found.verdicts[SPECULATIVE], found.lanes
     return {
         "race": run.id,
         "preset": run.request.preset,
         "drafter": run.request.drafter,
         "k": run.request.settings.k,
         "speed_up": significant(found.speed_up),
-        "same_text": None if comparison is None else comparison.identical,
+        "same_text": None if found.comparison is None else found.comparison.identical,
         "tokens_per_pass": significant(lanes[SPECULATIVE].tokens_per_round),
-        "break_even": significant(figures.needed if figures else None),
+        "break_even": significant(verdict.needed if verdict.is_long else None),
         "acceptance_rate": significant(lanes[SPECULATIVE].acceptance_rate),
         "rounds": lanes[SPECULATIVE].rounds,
         "stopped": found.stopped,
@@ -245,7 +244,7 @@ def result_of(run: RaceRun) -> dict[str, Any]:
 def lane(run: RaceRun, name: str) -> dict[str, Any]:
     """A lane with the first words of its text."""
     assert run.outcome is not None
-    stats, words = run.outcome.stats[name], run.outcome.reports[name]["text"].split()
+    stats, words = run.outcome.lanes[name], run.outcome.reports[name]["text"].split()
     begins = " ".join(words[:FIRST_WORDS]) + (" …" if len(words) > FIRST_WORDS else "")
     return {"begins": begins, "tokens": stats.tokens, "tokens_per_second": significant(stats.tokens_per_second)}
 
