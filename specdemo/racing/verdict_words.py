@@ -180,7 +180,10 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
             lambda v: v.gigabytes[0],
             "{text_bytes[0]:bytes} alone, {text_bytes[1]:bytes} with the drafter",
         ),
-        "share of the memory's speed": "{memory alone}{memory, drafted}",
+        "share of the memory's speed": (
+            lambda v: v.memory_shares[0] is not None,
+            "{memory_shares[0]:.0%} alone{and drafted}",
+        ),
         "longest round": lambda v: f"{1000 * max(v.lane.round_times):.1f} ms",
         "rows of a round of all readers": (lambda v: v.readers > 1, "{rows_of_all:.1f}"),
         "tokens read per token written": "{rows:.2f}",
@@ -203,11 +206,7 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
         ),
         "": "estimated: as if rows chose their experts at random",
     },
-    "memory alone": {"": (lambda v: v.memory_shares[0] is not None, "{memory_shares[0]:.0%} alone")},
-    "memory, drafted": {
-        "both": (lambda v: None not in v.memory_shares, ", {memory_shares[1]:.0%} with the drafter"),
-        "": (lambda v: v.memory_shares[1] is not None, "{memory_shares[1]:.0%} with the drafter"),
-    },
+    "and drafted": {"": (lambda v: v.memory_shares[1] is not None, ", {memory_shares[1]:.0%} with the drafter")},
     # In short
     "headline": {
         "slower": (lambda v: v.side < 0, "Slower: {speed_up:.2f} times as fast as alone."),
