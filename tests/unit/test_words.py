@@ -77,7 +77,7 @@ def verdicts() -> Iterator[Verdict]:
         lanes = [alone(40), run([round_(4, 3, 0.001)] * 40)]
         for lane, seconds in zip(lanes, (read_first, other), strict=True):
             lane.ttft_seconds, lane.seconds = seconds, lane.seconds + seconds
-        yield Verdict(*lanes)
+        yield Verdict(lanes[0], lanes[1])
     yield from (judged(FALLS), judged([round_(4, 3)] * 40, plain=run(SLOWING)))
     yield judged([round_(4, 3)] * 40, plain=run(SLOWING, prompt_tokens=1000))
     for rows in (0, 3):
@@ -149,7 +149,12 @@ ALL = "notes", "numbers", "chips", "meanings"
 
 def test_every_row_is_said_of_some_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     said, filled = set[int](), words._filled
-    monkeypatch.setattr(words, "_filled", lambda row, facts: said.add(id(row)) or filled(row, facts))
+
+    def noted(row: words.Row, facts: Any) -> str:
+        said.add(id(row))
+        return filled(row, facts)
+
+    monkeypatch.setattr(words, "_filled", noted)
     for slot, cases in CASES.items():
         for facts in cases():
             if slot not in SHORT or facts.is_long:
