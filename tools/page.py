@@ -42,9 +42,7 @@ from specdemo.cli.options import (
     AnyK,
     Drafter,
     JsonFile,
-    MaxNewTokens,
     PresetName,
-    Repeats,
     check_writable,
     save_json,
 )
@@ -55,11 +53,11 @@ from specdemo.racing.provenance import provenance
 from specdemo.racing.race import race
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import Settings
-from specdemo.studies.statistics import Spread
+from specdemo.studies.study import NEW_TOKENS
 from specdemo.system.imports import import_quickly
 from tools.bench.rows import Row, command
 from tools.bench.tables import text_table
-from tools.bench.turns import in_turns, ratio
+from tools.bench.turns import in_turns, mean_of, ratio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -169,7 +167,7 @@ def speed_rows(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
             rows.append(row | {name: ratio(rates, rates_of(base, lane)) for name, base in bases.items()})
         for name, place in (("waiting", 1), ("serving", 2)):
             shares: list[Any] = [turn[place] for turn in turns if turn[place] is not None]
-            rows[-1][name] = Spread.of(shares, most=1.0)
+            rows[-1][name] = mean_of(shares, most=1.0)
     return rows
 
 
@@ -400,8 +398,8 @@ def page(
     prompt: Annotated[str, Option(help="The prompt of both lanes.")] = PROMPT,
     drafter: Drafter = None,
     k: AnyK = None,
-    max_new_tokens: MaxNewTokens = 128,
-    repeats: Repeats = 5,
+    max_new_tokens: Annotated[int, Option(help=NEW_TOKENS.help)] = 128,
+    repeats: Annotated[int, Option(min=1, help="How often everything is run.")] = 5,
     out: JsonFile = None,
 ) -> None:
     """What it costs the engine to show a race in a browser on the same machine."""

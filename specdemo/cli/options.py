@@ -22,7 +22,8 @@ from ..models.presets import Preset
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
 from ..racing.memory import MemoryFile
 from ..settings import SETTINGS, Field, Settings, read_k
-from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
+from ..studies.prompts import read_prompts
+from ..studies.study import DRAFTER
 from ..studies.tables import Table, aligned, write_csv, write_json
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ Device = Annotated[
     str, Option(help="The device: auto, cpu or cuda; a second one is the draft model's, as in cuda,cpu.")
 ]
 AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]
-Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 Drafter = Annotated[str | None, Option(help=DRAFTER.help)]
 LaneNames = Annotated[
     list[str] | None,
@@ -65,19 +65,24 @@ MemoryPath = Annotated[
         help="Remember the answers in this file: the drafter suffix copies from the earlier ones.",
     ),
 ]
-Drafters = Annotated[str, Option("--drafters", help=DRAFTERS.help)]
-PromptFile = Annotated[Path, Option("--prompts", help=PROMPT_FILE.help)]
-Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
-MaxNewTokens = Annotated[int, Option(help=NEW_TOKENS.help)]
-Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
     bool | None, Option("--tree/--chain", help=f"{SETTINGS['tree'].help} By default as the preset has it.")
 ]
 GrammarFile = Annotated[Path | None, Option(help="A file with a grammar in Lark's format that the text must satisfy.")]
 SchemaFile = Annotated[Path | None, Option(help="A file with a JSON schema that the text must satisfy.")]
-Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
 JsonFile = Annotated[Path | None, Option("--json", help="Also write everything to this file.")]
+
+
+TYPES: dict[str, Any] = {  # of fields; of all others it is a text
+    **{"whole": int, "number": float, "switch": bool},
+    **{"drafter": str | None, "prompts": Path, "traces": list[Path] | None},
+}
+SPELLINGS = {  # of options, where they are not those of their fields
+    **{"k": ("-k",), "ks": ("-k", "--k"), "temperatures": ("--temperature",), "traces": ("--trace",)},
+    **{"tree": ("--tree/--chain",), "trees": ("--tree",), "rules": ("--rule",)},
+    **{"in_turn": ("--in-turn",), "remember": ("--remember",)},
+}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -113,13 +118,27 @@ def options_of(asked: Iterable[Field]) -> type:
 
 def _option(field: Field) -> tuple[str, Any, Any]:
     """The name of a field, its type and what it begins with."""
-    types = {"whole": int, "number": float, "drafter": str | None, "prompts": Path, "traces": list[Path] | None}
-    kind, name = types.get(field.kind, str), field.name.replace("_", "-")
-    name = {"ks": "k", "temperatures": "temperature", "traces": "trace"}.get(name, name)
+    kind = TYPES.get(field.kind, str)
     least = int(field.low) if kind is int and field.name not in SETTINGS else None  # the settings have bounds
-    option = Option(f"--{name}" if len(name) > 1 else f"-{name}", help=field.help, min=least)
+    option = Option(*SPELLINGS.get(field.name, ()), help=field.help, min=least)
     typed: Any = AnyK if kind is int and field.choices else Annotated[kind, option]
     return field.name, typed, field.value if field.cli_default is None else field.cli_default
+
+
+def read_options(asked: Iterable[Field], options: Any) -> dict[str, Any]:
+    """The values of an instance of `options_of`, by the names of the fields."""
+    return {field.name: _read(field, getattr(options, field.name)) for field in asked}
+
+
+def _read(field: Field, typed: Any) -> Any:
+    match field.kind:
+        case "wholes":
+            return numbers(typed, read_k if field.choices else int, field.label)
+        case "numbers":
+            return numbers(typed, float, field.label)
+        case "prompts":
+            return read_prompts(typed)
+    return typed
 
 
 def moved(app: typer.Typer, name: str, sentence: str) -> None:

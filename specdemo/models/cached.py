@@ -12,9 +12,9 @@ from huggingface_hub.errors import CacheNotFound
 
 from ..errors import BadInput
 from ..system.folders import cache_folder
-from .store import CHECKED, size_of
+from .store import LEDGER, size_of
 
-KEPT = (".lock", ".so", CHECKED)  # empty, compiled in a second, or a few bytes
+KEPT = (".lock", ".so", Path(LEDGER).suffix)  # empty, compiled in a second, or a few bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Reads the header of a GGUF file, and puts what it says of attention into the configuration, or refuses it.
+"""Reads the header of a GGUF file, and makes a configuration of it, or refuses it.
 
 The rest of the file need not be there. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-transformers 5.23 reads little more of the header than the base of the rotary embedding, and silently drops the rest.
-llama.cpp reads all of it: its `load_hparams`, `llama_context` and `ggml_rope_ext` have the formulas.
+transformers 5.23 has tables of the fields of a header, but of what these say of attention it knows little more than the
+base of the rotary embedding, and silently drops the rest. llama.cpp reads all of it: its `load_hparams`,
+`llama_context` and `ggml_rope_ext` have the formulas.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ FIELDS |= {"scaling.factor", "scaling.attn_factor", "scaling.original_context_le
 FIELDS |= {"scaling.yarn_ext_factor", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow"}
 SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that have the same name in a configuration
 BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}  # by the field of a configuration
-EXPERTS = "ffn_gate_exps", "ffn_up_exps"  # in the names of tensors: two halves of one weight
+# transformers' names of architectures, where they are not llama.cpp's
+TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+TYPES |= {"gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
 # Architectures, by llama.cpp's names:
-READ = {"lfm2", "qwen35", "qwen35moe"}  # transformers reads all but what rescales the frequencies
-WHOLE = {*READ, "gpt2"}  # of whose weights some are several tensors, or no rows of one
+READ = {"lfm2"}  # transformers reads all but what rescales the frequencies
+WHOLE = {*READ, "gpt2"}  # of whose weights some are no rows of a tensor
+TIED = {"bloom", "falcon"}  # have no output rows of their own, whatever is in the file
 PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate only the first part of a head
 TWO_ROPES = {"gemma3", "gemma4"}  # layers with a sliding window have a rotation of their own, which is not rescaled
 SLIDING = {"gemma2", "gpt-oss", *TWO_ROPES}  # have such layers
@@ -67,6 +71,15 @@ class Header:
     def numbers(self) -> int:
         """The number of weights."""
         return sum(map(prod, self.shapes.values()))
+
+    def span(self, tensor: str) -> tuple[int, int]:
+        """Where a tensor begins in the file and how many bytes it has."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        unit = self.fields.get("general.alignment", 32)
+        numbers, bytes_each = GGML_QUANT_SIZES[GGMLQuantizationType(self.kinds[tensor])]
+        begin = -(-self.end // unit) * unit + self.places[tensor]
+        return begin, prod(self.shapes[tensor]) // numbers * bytes_each
 
     @property
     def architecture(self) -> str:
@@ -161,10 +174,6 @@ def check_header(name: str, header: Header) -> None:
             )
     if (unknown := next(_unknown(header), None)) is not None:
         raise LoadError(f"{name} cannot be run here, because its rotary embedding is not known: {unknown}.")
-    for tensor in header.shapes:
-        for half, other in (EXPERTS, EXPERTS[::-1]):
-            if (needed := tensor.replace(half, other)) not in header.shapes:  # transformers would use zeros
-                raise LoadError(f"{name} lacks weights: it has {tensor} and no {needed}.")
 
 
 def _check_sizes(name: str, header: Header) -> None:
@@ -183,17 +192,44 @@ def check_complete(name: str, header: Header, size: int) -> None:
     Raises:
         LoadError: so it is.
     """
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    unit, needed = header.fields.get("general.alignment", 32), header.end
-    if type(unit) is not int or unit < 1:
+    if type(unit := header.fields.get("general.alignment", 32)) is not int or unit < 1:
         raise LoadError(f"{name} cannot be loaded: its general.alignment is {unit!r}.")
-    for tensor, kind in header.kinds.items():
-        numbers, bytes_each = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        begin = -(-header.end // unit) * unit + header.places[tensor]
-        needed = max(needed, begin + prod(header.shapes[tensor]) // numbers * bytes_each)
+    needed = max([header.end, *(sum(header.span(tensor)) for tensor in header.kinds)])
     if size < needed:
         raise LoadError(f"{name} is incomplete: it has {size:,} of {needed:,} bytes. Download it again.")
+
+
+def config_of(header: Header, read: Callable[[str], list[float]] | None = None) -> PreTrainedConfig:
+    """The configuration that a GGUF file describes, by transformers' tables of the fields.
+
+    Args:
+        header: one that `check_header` and `check_tokenizer` accept.
+        read: gives the numbers of a tensor by its name; None while only the header is there: then they are ones.
+    Raises:
+        ValueError: transformers does not know models of this kind.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf import get_gguf_config
+
+    kind = TYPES.get(header.architecture, header.architecture)
+    table = GGUF_CONFIG_MAPPING.get(kind.removesuffix("_text"))
+    if table is None or kind not in CONFIG_MAPPING:
+        raise ValueError(f"GGUF files of the kind {header.architecture} are not known")
+    tokens = len(header.fields["tokenizer.ggml.tokens"])
+    if header.architecture in READ:
+        stated = get_gguf_config({**header.fields, "tokenizer.ggml.tokens": tokens}, (*header.shapes,))
+    else:
+        stated = {"vocab_size": tokens, **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {})}
+        found = ((ours, header.of_model(theirs)) for theirs, ours in table.items() if ours)
+        stated |= {ours: value for ours, value in found if value is not None}
+        stated["tie_word_embeddings"] = "output.weight" not in header.shapes or kind in TIED
+    if kind == "stablelm":
+        stated["use_qkv_bias"] = "blk.0.attn_q.bias" in header.shapes
+        stated["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in header.shapes
+    return completed(
+        CONFIG_MAPPING[kind].from_dict(stated), header, read or (lambda name: [1.0] * header.shapes[name][0])
+    )
 
 
 def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], list[float]]) -> PreTrainedConfig:

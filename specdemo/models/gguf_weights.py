@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import gguf
 import numpy as np
 import torch
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, dequantize, get_tensor_name_map
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers import modeling_gguf_pytorch_utils as tables
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS as PROCESSORS
+from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 
 from ..engines.families import EXPERTS_DOWN, EXPERTS_UP
 from ..engines.named_weights import narrowed
 from ..engines.quantized import AT_ONCE, READERS, Quantized, Weight, of_blocks
 from .checkpoint import check_whole
-from .gguf import ALWAYS, LONG, SHORT
+from .gguf import ALWAYS, LONG, SHORT, Header
 from .store import LoadError
 from .weights import SEPARATOR
 
 NARROW = {"F16": torch.float16, "BF16": torch.bfloat16}  # types of tensors that are kept as they are
+NUMPY = {"F32": np.float32, "F16": np.float16}  # others are blocks of bytes
 OF_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 Rows = NDArray[np.int64] | slice  # which rows of a tensor, in their order
 
 
+class Stored(NamedTuple):
+    """A tensor of a GGUF file as it is stored. `shape` is that of its numbers."""
+
+    name: str
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    raw: NDArray[Any]  # [..., numbers or bytes of a row]
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        return dequantize(self.raw, self.kind)
+
+
+def tensors_of(path: Path, header: Header) -> dict[str, Stored]:
+    """The tensors of a GGUF file, which are read when they are looked at."""
+    content, found = np.memmap(path, mode="r"), dict[str, Stored]()
+    for name, kind in header.kinds.items():
+        shape, (begin, size) = header.shapes[name][::-1], header.span(name)
+        stored_in = GGMLQuantizationType(kind)
+        raw = content[begin : begin + size].view(NUMPY.get(stored_in.name, np.uint8))
+        found[name] = Stored(name, stored_in, shape, raw.reshape(*shape[:-1], -1))
+    return found
+
+
 def read_weights(
-    path: Path,
+    name: str,
+    tensors: Mapping[str, Stored],
     architecture: str,
     model: PreTrainedModel,
     dtype: torch.dtype | None,
@@ -38,9 +65,10 @@ def read_weights(
     """The weights of a GGUF file by the model's names, or as stored the tensors of those that are quantized, and the
     others as `narrowed`.
 
-    transformers' tables say which weight a tensor is, and how its rows are ordered.
+    transformers' tables say how the rows of a tensor are ordered.
 
     Args:
+        name: of the file, for the message.
         architecture: llama.cpp's name for it.
         dtype: the type of the weights; None is as stored.
         progress: is called with the part of the tensors that is done.
@@ -48,56 +76,68 @@ def read_weights(
         LoadError: naming what is missing or has another shape.
     """
     found, shapes = dict[str, Tensor](), dict[str, Sequence[int]]()
-    wanted, tensors = dict(model.named_parameters()), gguf.GGUFReader(str(path)).tensors
-    processor, names = _processor(model, architecture), names_of_weights(model, architecture)
-    experts, untaken = dict[str, list[Any]](), list[str]()
+    wanted, known = dict(model.named_parameters()), model.state_dict()
+    processor = PROCESSORS.get(architecture, TensorProcessor)(model.config.to_dict())
+    names = names_of_weights(model, architecture, processor)
+    experts, untaken = dict[str, list[Stored]](), list[str]()
 
-    def processed(numbers: NDArray[np.float32], tensor: Any) -> Any:
-        return processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
+    def processed(numbers: NDArray[np.float32], tensor: str) -> tuple[str, NDArray[np.float32]]:
+        """The name of a weight, empty if there is none, and its numbers, in the order of the model."""
+        aside = dict[str, Tensor]()
+        made = processor.process(numbers, tensor, tensor_key_mapping=names, parsed_parameters={"tensors": aside})
+        if made.name is None:  # then it was put there
+            ((weight, there),) = aside.items()
+            return weight, there.numpy()
+        return names.get(made.name, ""), made.weights
 
-    def keep(name: str, weight: Weight, shape: Sequence[int]) -> None:
-        shapes[name] = shape
-        if isinstance(weight, Quantized):
-            found.update({f"{name}{SEPARATOR}{part}": numbers for part, numbers in weight.parts().items()})
+    def keep(weight: str, numbers: Weight, shape: Sequence[int]) -> None:
+        shapes[weight] = shape
+        if isinstance(numbers, Quantized):
+            found.update({f"{weight}{SEPARATOR}{part}": of_part for part, of_part in numbers.parts().items()})
         else:
-            found[name] = weight
+            found[weight] = numbers
 
-    for done, tensor in enumerate(tensors):
+    for done, tensor in enumerate(tensors.values()):
         progress(done / len(tensors))
-        if (name := joint_name(tensor.name)) in wanted:
-            experts.setdefault(name, []).append(tensor)
+        if (joint := joint_name(tensor.name)) in wanted:
+            experts.setdefault(joint, []).append(tensor)
             continue
-        numbered = processed(_numbered(tensor.shape[::-1]), tensor)
-        if (name := names.get(numbered.name, "")) not in wanted:
+        weight, numbered = processed(_numbered(tensor.shape), tensor.name)
+        if weight not in known:
             untaken.append(tensor.name)
             continue
-        weight: Weight
-        if (rows := _rows(numbered.weights, tensor.shape[::-1])) is None:
-            numbers = processed(gguf.dequantize(tensor.data, tensor.tensor_type), tensor).weights
-            plain = torch.from_numpy(np.array(numbers))
-            weight = narrowed(plain) if dtype is None else plain.to(dtype)
-        elif dtype is None and tensor.tensor_type.name in READERS:
-            weight = of_blocks(tensor.data[rows], tensor.tensor_type.name)
+        numbers: Weight
+        if (rows := _rows(numbered, tensor.shape)) is None:
+            plain = torch.from_numpy(np.array(processed(tensor.numbers, tensor.name)[1]))
+            numbers = narrowed(plain) if dtype is None else plain.to(dtype)
+        elif dtype is None and tensor.kind.name in READERS:
+            numbers = of_blocks(tensor.raw[rows], tensor.kind.name)
         else:
-            weight = numbers_of(tensor.data[rows], tensor.tensor_type, dtype)
-        keep(name, weight, weight.shape)
-    check_taken(path.name, untaken)
-    for name, halves in experts.items():
-        keep(name, *_experts(halves, dtype))
-    both = ((name, shape, wanted[name].shape) for name, shape in shapes.items())
-    unlike = [(name, shape, right) for name, shape, right in both if tuple(shape) != right]
-    check_whole(path.name, wanted.keys() - shapes.keys(), unlike)
+            numbers = numbers_of(tensor.raw[rows], tensor.kind, dtype)
+        keep(weight, numbers, numbers.shape)
+    check_taken(name, untaken)
+    for joint, halves in experts.items():
+        keep(joint, *_experts(halves, dtype))
+    both = ((weight, shape, known[weight].shape) for weight, shape in shapes.items())
+    unlike = [(weight, shape, right) for weight, shape, right in both if tuple(shape) != right]
+    check_whole(name, wanted.keys() - shapes.keys(), unlike)
     return found
 
 
-def _processor(model: PreTrainedModel, architecture: str) -> tables.TensorProcessor:
-    """Orders the rows of tensors as transformers does."""
-    return tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(model.config.to_dict())
-
-
-def names_of_weights(model: PreTrainedModel, architecture: str) -> dict[str, str]:
-    """The model's weights by the names of tensors of a GGUF file."""
-    return dict(tables.get_gguf_hf_weights_map(model, _processor(model, architecture)))
+def names_of_weights(model: PreTrainedModel, architecture: str, processor: TensorProcessor) -> dict[str, str]:
+    """The model's weights by the names of tensors of a GGUF file, by gguf's table."""
+    kind = next(one for one, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    table, found = get_tensor_name_map(kind, model.config.num_hidden_layers), dict[str, str]()
+    for weight in map(processor.preprocess_name, model.state_dict()):
+        stem, dot, end = weight.rpartition(".")
+        if end not in ("weight", "bias"):
+            stem, dot, end = weight, "", ""
+        tensor = table.get_name(stem) or table.get_name(stem.partition(".")[2])  # Bloom's lack the first part
+        if tensor is None:
+            processor.perform_fallback_tensor_mapping(found, dot + end, "", weight)
+        else:
+            found.setdefault(tensor + dot + end, weight)
+    return found
 
 
 def check_taken(name: str, untaken: Iterable[str]) -> None:
@@ -128,7 +168,7 @@ def _rows(numbered: NDArray[np.float32], shape: Sequence[int]) -> Rows | None:
     return order.astype(np.int64) if np.array_equal(np.sort(order), in_order) else None
 
 
-def numbers_of(raw: NDArray[Any], kind: gguf.GGMLQuantizationType, dtype: torch.dtype | None) -> Tensor:
+def numbers_of(raw: NDArray[Any], kind: GGMLQuantizationType, dtype: torch.dtype | None) -> Tensor:
     """The numbers of a tensor that a GGUF file stores as `raw`, in a type; for None as `narrowed`.
 
     They are read a few rows at a time, since gguf makes float32 of them.
@@ -136,7 +176,7 @@ def numbers_of(raw: NDArray[Any], kind: gguf.GGMLQuantizationType, dtype: torch.
     rows, whole = max(1, AT_ONCE * len(raw) // raw.nbytes), None
     read_as = dtype or NARROW.get(kind.name, torch.float32)
     for start in range(0, len(raw), rows):
-        piece = torch.from_numpy(np.array(gguf.dequantize(raw[start : start + rows], kind)))
+        piece = torch.from_numpy(np.array(dequantize(raw[start : start + rows], kind)))
         if whole is None:
             whole = piece.new_empty(len(raw), *piece.shape[1:], dtype=read_as)
         whole[start : start + rows] = piece
@@ -153,18 +193,18 @@ def joint_name(tensor: str) -> str:
     return f"model.layers.{found[1]}.{EXPERTS_DOWN if found[2] == 'down' else EXPERTS_UP}" if found else ""
 
 
-def _experts(tensors: Sequence[Any], dtype: torch.dtype | None) -> tuple[Weight, tuple[int, ...]]:
-    """The joint weight of tensors of `gguf.GGUFReader`, those of the gates and then of the others, and its shape.
+def _experts(tensors: Sequence[Stored], dtype: torch.dtype | None) -> tuple[Weight, tuple[int, ...]]:
+    """The joint weight of tensors, those of the gates and then of the others, and its shape.
 
-    It stays quantized, [experts * outer, inner], if all of them are of the same type of `READERS`.
+    As stored it stays quantized, [experts * outer, inner], if all of them are of the same type of `READERS`.
     """
     tensors = sorted(tensors, key=lambda tensor: "gate" not in tensor.name)
-    kinds, count = {tensor.tensor_type.name for tensor in tensors}, len(tensors[0].data)
-    if len(kinds) == 1 and kinds <= READERS.keys():
+    kinds, count = {tensor.kind.name for tensor in tensors}, len(tensors[0].raw)
+    if dtype is None and len(kinds) == 1 and kinds <= READERS.keys():
         (kind,) = kinds
-        halves = [of_blocks(tensor.data.reshape(-1, tensor.data.shape[-1]), kind).parts() for tensor in tensors]
+        halves = [of_blocks(tensor.raw.reshape(-1, tensor.raw.shape[-1]), kind).parts() for tensor in tensors]
         by_expert = {name: [half[name].unflatten(0, (count, -1)) for half in halves] for name in halves[0]}
         joint = Quantized(**{name: torch.cat(parts, 1).flatten(0, 1) for name, parts in by_expert.items()})
         return joint, (count, len(joint) // count, joint.shape[1])
-    whole = torch.cat([numbers_of(tensor.data, tensor.tensor_type, dtype) for tensor in tensors], 1)
+    whole = torch.cat([numbers_of(tensor.raw, tensor.kind, dtype) for tensor in tensors], 1)
     return whole, tuple(whole.shape)

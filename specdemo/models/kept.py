@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from ..system.imports import import_quickly
 from .presets import Preset
-from .store import State, state_of
+from .store import version_of
 
 if TYPE_CHECKING:
     from .loaded import Loaded
 
-MadeOf = tuple[str, tuple[State, ...]]
+MadeOf = tuple[str, tuple[str, ...]]
 Kept = dict[tuple[MadeOf, str | None], "Loaded"]
 """The preset that stays loaded, by what it is made of and the type of its weights; at first nothing."""
 
 
 def made_of(preset: Preset) -> MadeOf:
-    """The name of a preset and the states of its local files, which differ if a model was saved again."""
+    """The name of a preset and the versions of its local files, which differ if a model was saved again."""
     heads = (head if isinstance(head, Path) else head.local for head in preset.heads.values())
     places = preset.target.local, preset.draft_model and preset.draft_model.local, preset.ngram_table, *heads
-    return preset.name, tuple(state_of(file) for place in places if place for file in _files_in(place))
+    return preset.name, tuple(version_of(file) for place in places if place for file in _files_in(place))
 
 
 def _files_in(place: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from transformers.utils.hub import extract_commit_hash
 from .errors import wrap_load_errors
 from .gguf import Header, read_header
 from .hub_token import hub_token, login_is_offered
-from .store import LoadError, Progress
+from .store import LoadError, Progress, report_bytes
 
 HUB_SECONDS = 10  # the time limit of the one question whether a model exists
 HEADER_BYTES = 2**25  # the part of a GGUF file that is fetched for its header
@@ -103,7 +103,7 @@ def download_bar(what: object, progress: Progress) -> type[tqdm]:
         def update(self, n: float | None = 1) -> bool | None:
             drawn = super().update(n)
             if self.unit == "B" and self.total:  # other bars count files
-                progress(min(self.n / self.total, 1.0), f"downloading {what} ({self.total / 1e6:.0f} MB)")
+                report_bytes(progress, what, self.n, self.total)
             return drawn
 
     return Bar

@@ -17,7 +17,7 @@ from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel
 from .source import GGUF, HUB_ID, Folder, Hub, ModelFacts, Source, facts_of, path_of
-from .store import LoadError, Progress, known_sum
+from .store import LoadError, Progress, sum_of
 from .tables import Text, folder_of, problem, table_as, table_of
 
 MAGIC = b"GGUF"
@@ -98,7 +98,7 @@ class Gguf(Converted):
 
     def identity(self) -> dict[str, str]:
         path = Path(self.file)
-        return {"source": "gguf", "gguf": path.name, "gguf_sha256": known_sum(path)}
+        return {"source": "gguf", "gguf": path.name, "gguf_sha256": sum_of(path)}
 
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
         return Path(self.file)

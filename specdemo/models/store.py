@@ -10,29 +10,26 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
+
+from ..system.folders import cache_folder
 
 Progress = Callable[[float | None, str], None]
 """Called with how far the present stage is (0 to 1, None if unknown), and its name."""
 
-State = tuple[str, int, int]
-"""A file's path, its size, and its time of writing. Size and time are -1 if there is none."""
-
-CHECKED = ".checked"  # the end of the name of the file beside an entry of the cache that says when it was checked
-
-
-def state_of(file: Path) -> State:
-    try:
-        found = file.stat()
-    except OSError:
-        return str(file), -1, -1
-    return str(file), found.st_size, found.st_mtime_ns
+LEDGER = "sums.checked"  # a file of the cache
 
 
 def ignore(fraction: float | None, words: str) -> None:
     """A progress callback that does nothing."""
+
+
+def report_bytes(progress: Progress, what: object, arrived: int | None, size: int) -> None:
+    """Report how much of a download has arrived, in bytes; None if that is not known."""
+    share = None if arrived is None else min(arrived / size, 1.0)
+    progress(share, f"downloading {what} ({size / 1e6:.0f} MB)")
 
 
 class LoadError(RuntimeError):
@@ -54,40 +51,59 @@ def read_object(file: Path) -> dict[str, Any]:
     return found
 
 
+def version_of(file: Path) -> str:
+    """Another text whenever a file has changed: its number on the disk, which stays if it is moved, its size, and its
+    time of writing. Empty if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def sum_of(file: Path, kind: str = "sha256") -> str:
+    """A file's checksum. It is taken once, and noted in the cache as long as the file does not change.
+
+    Args:
+        kind: sha256, or crc32, which finds damage as well and takes a third of the time.
+    """
+    return _sum_of(file, kind, version_of(file), cache_folder() / LEDGER)
+
+
+@lru_cache(maxsize=256)
+def _sum_of(file: Path, kind: str, version: str, ledger: Path) -> str:
+    with suppress(OSError):
+        for line in ledger.read_text(encoding="utf-8").splitlines():
+            total, _, noted = line.partition(" ")
+            if noted == f"{kind} {version}":
+                return total
+    with file.open("rb") as stream:
+        blocks = iter(lambda: stream.read(1 << 20), b"")
+        if kind == "sha256":
+            digest = hashlib.sha256()
+            for block in blocks:
+                digest.update(block)
+            total = digest.hexdigest()
+        else:
+            total = str(reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0))
+    with suppress(OSError):  # else it is taken once in each process
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        with ledger.open("a", encoding="utf-8") as notes:
+            notes.write(f"\n{total} {kind} {version}\n")  # a line of its own, even after one that was cut off
+    return total
+
+
+def has_sum(file: Path, sha256: str) -> bool:
+    return file.is_file() and sum_of(file) == sha256
+
+
 def check_sum(file: Path, expected: str, what: str) -> None:
-    actual = sha256_of(file)
+    actual = sum_of(file)
     if actual != expected:
         raise LoadError(
             f"{what} is not the one this preset was made for and was thrown away: "
             f"its SHA-256 begins with {actual[:12]}, it should begin with {expected[:12]}."
         )
-
-
-def sha256_of(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def known_sum(file: Path) -> str:
-    """`sha256_of`, which reads a large file for seconds, computed once as long as the file does not change."""
-    return _sum_of(state_of(file))
-
-
-@lru_cache(maxsize=64)
-def _sum_of(state: State) -> str:
-    return sha256_of(Path(state[0]))
-
-
-def crc32_of(file: Path) -> int:
-    """The CRC-32 of a file. It finds damage as well as a cryptographic hash, and is faster."""
-    checksum = 0
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
 
 
 def size_of(folder: Path) -> int:
@@ -140,10 +156,6 @@ def kept(entry: Path, is_whole: Callable[[], bool], make: Callable[[Path], Path]
                     finally:
                         shutil.rmtree(partial, ignore_errors=True)
     return entry
-
-
-def has_sum(file: Path, sha256: str) -> bool:
-    return file.is_file() and sha256_of(file) == sha256
 
 
 @contextmanager

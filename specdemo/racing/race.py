@@ -27,7 +27,7 @@ from .lanes import Lane, LaneText, StopStrings, race_lanes
 from .trace import Entry
 
 TRIED_TOKENS = 32  # of the prompts and texts of the runs by which a drafter is tried out
-TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired wrongly, see `summary.head_doubt`
+TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired wrongly, see `summary.FirstGuesses`
 
 
 def rule_for(settings: Settings) -> Rule:

@@ -12,12 +12,13 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from enum import Enum
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
 
 from ..decoding.acceptance import kind_after, parents_of, walk
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
@@ -36,10 +37,16 @@ MAX_FILE = 100_000_000  # bytes, unpacked: several times what 20,000 events of a
 MAX_TEXT = 1_000  # characters of one token
 MAX_CANDIDATES = 32  # of one position
 MAX_REASON = 200  # characters of an error message, which may quote the trace
-MOST = 1e9  # the largest count, and the longest time in seconds
-ENUMS: dict[str, type[Enum]] = {"kind": TokenKind, "outcome": DraftOutcome, "reason": FinishReason}
+MOST = 10**9  # the largest count, and the longest time in seconds
 GONE = "saguaro"  # a setting of older versions, which changed the drafts where it was not 1
 PREFILL, ENDED = -1, -2  # the state of a lane before its round 0 and after its last
+UNEVEN = "the text has one string for each token"
+
+AnyToken = TypeVar("AnyToken", Token, DraftedToken)
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+TokenText = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,11 @@ class Candidate:
     e / p and the drafter that of the least e / q. None under rejection sampling.
     """
 
-    id: int
-    text: str
-    p: float
-    q: float
-    e: float | None = None
+    id: Count
+    text: TokenText
+    p: Share
+    q: Share
+    e: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,8 @@ class TokenProbabilities:
     draft is rejected here, and the normaliser of the residual distribution. None under the match rule.
     """
 
-    residual: float | None
-    candidates: tuple[Candidate, ...]
+    residual: Annotated[Share | None, Field(default=None)]
+    candidates: Annotated[tuple[Candidate, ...], Field(max_length=MAX_CANDIDATES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,6 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
     header: dict[str, Any] | None = None
     entries: list[Entry] = []
     due: dict[str, int] = {}  # the number of the next round in each lane
-    version = TRACE_VERSION
     for number, given in enumerate(lines, start=1):
         line = given.removeprefix("\ufeff")  # some programs begin a file with a byte order mark
         if not line.strip():
@@ -156,7 +162,7 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
             else:
                 if len(entries) == MAX_EVENTS:
                     raise ValueError(f"a trace has at most {MAX_EVENTS} events")
-                entries.append(_entry(line, version))
+                entries.append(_entry(line))
                 _check_order(entries[-1], due)
         except BadInput:
             raise
@@ -213,49 +219,50 @@ def _lane_names(header: dict[str, Any]) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """The reason in plain words, not those of Python or pydantic."""
+    """The reason in plain words."""
     if not isinstance(error, ValidationError):
         return f"{error!s:.{MAX_REASON}}"
     first = error.errors(include_url=False)[0]
-    name, value = ("", *first["loc"])[-1], _brief(first["input"])
+    name = next((part for part in reversed(first["loc"]) if isinstance(part, str)), "the line")
     words = {
         "json_invalid": "it is cut off, or is no JSON",
         "missing": f"it has no field {name!r}",
-        "enum": f"unknown {name} {value}",
-        "is": f"{name} is {first['msg']}, not {value}",
-        "text": first["msg"],
-        "too_long": f"{name} are at most {first.get('ctx', {}).get('max_length')}",
+        "union_tag_invalid": f"unknown event {_brief(first.get('ctx', {}).get('tag'))}",
+        "union_tag_not_found": "it has no field 'type'",
     }
-    return words.get(first["type"], "a value is of the wrong kind")
+    said = first["msg"][:1].lower() + first["msg"][1:]
+    return words.get(first["type"], f"{name}: {said}, not {_brief(first['input'])}")
 
 
-def _entry(line: str, version: int) -> Entry:
-    of_line, of_events = READERS[version]
-    read = of_line.validate_json(line, strict=True)
-    if read.type not in of_events:
-        raise ValueError(f"unknown event {_brief(read.type)}")
-    event, probabilities = of_events[read.type].validate_json(line, strict=True), read.probabilities
-    event = _with_text(event, read.text.emitted, read.text.drafted)
+def _entry(text: str) -> Entry:
+    line = _reader().validate_json(text, strict=True)
+    kind, lane, texts = line.pop("type"), line.pop("lane"), line.pop("text")
+    emitted, drafted, probabilities = texts["emitted"], texts["drafted"], line.pop("probabilities", ())
+    event: Event
+    if kind == "round":
+        guesses = _tokens(DraftedToken, line.pop("drafted"), drafted)
+        tokens, ahead = _tokens(Token, line.pop("emitted"), emitted), line.pop("ahead", None)
+        times = dict.fromkeys(("draft_seconds", "verify_seconds"))
+        event = Round(drafted=guesses, emitted=tokens, ahead=ahead and Ahead(**ahead), **{**times, **line})
+        _check_outcomes(guesses, tokens, event.merged)
+    elif kind == "prefilled":
+        (token,) = _tokens(Token, [line.pop("token")], emitted)
+        event = Prefilled(token=token, **line)
+    else:
+        event = Finished(line["reason"], "".join(emitted))
+        if len(emitted) > 1:
+            raise ValueError(UNEVEN)
+    if drafted and kind != "round":
+        raise ValueError(UNEVEN)
     if probabilities and not (isinstance(event, Round) and len(probabilities) == len(event.emitted)):
         raise ValueError("the probabilities have one entry for each emitted token of a round")
-    if isinstance(event, Round):
-        _check_outcomes(event.drafted, event.emitted, event.merged)
-    return Entry(read.lane, event, probabilities)
+    return Entry(lane, event, probabilities)
 
 
-def _with_text(event: Event, emitted: Sequence[str], drafted: Sequence[str]) -> Event:
-    """The event with the text of each token."""
-    count = len(event.drafted) if isinstance(event, Round) else 0
-    rest = isinstance(event, Finished) and len(emitted) == 1
-    if len(drafted) != count or not (rest or len(emitted) == len(emitted_tokens(event))):
-        raise ValueError("the text has one string for each token")
-    if isinstance(event, Finished):
-        return replace(event, text="".join(emitted))
-    if isinstance(event, Prefilled):
-        return replace(event, token=replace(event.token, text=emitted[0]))
-    guesses = tuple(replace(token, text=text) for token, text in zip(event.drafted, drafted, strict=True))
-    tokens = tuple(replace(token, text=text) for token, text in zip(event.emitted, emitted, strict=True))
-    return replace(event, drafted=guesses, emitted=tokens)
+def _tokens(kind: type[AnyToken], tokens: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> tuple[AnyToken, ...]:
+    if len(tokens) != len(texts):
+        raise ValueError(UNEVEN)
+    return tuple(kind(**{"id": None, **token}, text=text) for token, text in zip(tokens, texts, strict=True))
 
 
 def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], merged: int | None) -> None:
@@ -306,96 +313,72 @@ def _brief(value: Any) -> str:
     return clipped(json.dumps(value))  # as it stands in the trace
 
 
-@dataclass(slots=True)
-class _Texts:
-    """The text of an event's tokens, one string for each; the emitted ones, joined, are the text."""
-
-    emitted: tuple[str, ...]
-    drafted: tuple[str, ...]
+# The lines of a trace, as pydantic reads them ----------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Line:
-    """The fields of the lines of all events."""
+class _Token(TypedDict):
+    id: NotRequired[Count | None]
+    kind: TokenKind
+    p: NotRequired[Share | None]
+    margin: NotRequired[Amount | None]
 
-    type: str
+
+class _Guess(TypedDict):
+    id: NotRequired[Count | None]
+    outcome: Annotated[DraftOutcome, Field(validation_alias=AliasChoices("outcome", "fate"))]  # fate in version 1
+    p: NotRequired[Share | None]
+    q: NotRequired[Annotated[Share, Field(gt=0)] | None]  # or it could not have been drawn
+    draw: NotRequired[Share | None]
+    parent: NotRequired[Annotated[int, Field(ge=-1, le=MAX_DRAFTED)] | None]
+
+
+class _Ahead(TypedDict):
+    hit: bool
+    prepared: Count
+    seconds: Amount
+
+
+class _Texts(TypedDict):
+    """One string for each token; the emitted ones, joined, are the text."""
+
+    emitted: tuple[TokenText, ...]
+    drafted: tuple[TokenText, ...]
+
+
+class _Line(TypedDict):
     lane: str
     text: _Texts
-    probabilities: tuple[TokenProbabilities, ...]
+    probabilities: NotRequired[
+        Annotated[tuple[TokenProbabilities, ...], Field(validation_alias=AliasChoices("probabilities", "places"))]
+    ]
 
 
-def _checked(schema: CoreSchema, words: str, kind: str = "is") -> CoreSchema:
-    return core_schema.custom_error_schema(schema, kind, custom_error_message=words)
+class _Prefilled(_Line):
+    type: Literal["prefilled"]
+    prompt_tokens: Count
+    token: _Token
+    seconds: Amount
+    seed: NotRequired[Annotated[int, Field(ge=0, le=MAX_SEED)] | None]
 
 
-def _whole(most: float = MOST, least: int = 0) -> CoreSchema:
-    return _checked(core_schema.int_schema(ge=least, le=int(most)), f"a whole number from {least} to {most:g}")
+class _Round(_Line):
+    type: Literal["round"]
+    index: Count
+    drafted: Annotated[tuple[_Guess, ...], Field(max_length=MAX_DRAFTED)]
+    emitted: tuple[_Token, ...]
+    draft_seconds: NotRequired[Amount | None]
+    verify_seconds: NotRequired[Amount | None]
+    seconds: Amount
+    k: NotRequired[Annotated[int, Field(ge=0, le=MAX_NODES)] | None]
+    merged: NotRequired[Count | None]
+    ahead: NotRequired[_Ahead | None]
 
 
-def _number(most: float = 1.0) -> CoreSchema:
-    return _checked(core_schema.float_schema(ge=0, le=most, allow_inf_nan=False), f"a number from 0 to {most:g}")
+class _Finished(_Line):
+    type: Literal["finished"]
+    reason: FinishReason
 
 
-def _optional(schema: CoreSchema) -> CoreSchema:
-    return core_schema.with_default_schema(core_schema.nullable_schema(schema), default=None)
-
-
-def _several(schema: CoreSchema, most: int | None = None) -> CoreSchema:
-    return core_schema.tuple_schema([schema], variadic_item_index=0, max_length=most)
-
-
-DRAWN = core_schema.float_schema(gt=0, le=1, allow_inf_nan=False)  # or it could not have been drawn
-TEXT = _checked(
-    core_schema.str_schema(max_length=MAX_TEXT),
-    f"the text of a token is a string of at most {MAX_TEXT} characters",
-    "text",
-)
-FIELDS: dict[str, CoreSchema] = {
-    **{name: _optional(_number()) for name in ("p", "draw", "residual")},
-    **{name: _optional(_number(MOST)) for name in ("e", "margin", "draft_seconds", "verify_seconds")},
-    **{name: _optional(_whole()) for name in ("id", "merged")},
-    **{name: _whole() for name in ("index", "prompt_tokens", "prepared")},
-    **{name: core_schema.enum_schema(kind, [*kind]) for name, kind in ENUMS.items()},
-    **{name: core_schema.str_schema() for name in ("type", "lane")},
-    "q": _optional(_checked(DRAWN, "a number above 0, at most 1")),
-    "parent": _optional(_whole(least=-1)),
-    "hit": core_schema.bool_schema(),
-    "seconds": _number(MOST),
-    "seed": _optional(_whole(MAX_SEED)),
-    "k": _optional(_whole(MAX_NODES)),
-    "text": core_schema.with_default_schema(core_schema.any_schema(), default=""),  # see `_with_text`
-    "distributions": _optional(core_schema.none_schema()),
-}
-
-
-def _readers(older: Mapping[str, str]) -> tuple[SchemaValidator, dict[str, SchemaValidator]]:
-    """The validators of a `_Line`, and of each type of event.
-
-    Args:
-        older: names of fields in an older version, which are read too.
-    """
-
-    def an(kind: type, **own: CoreSchema) -> CoreSchema:
-        """An object with the fields of a dataclass. Its other fields are ignored."""
-        made = []
-        for field in fields(kind):
-            names: list[list[str | int]] = [[field.name], [older.get(field.name, field.name)]]
-            schema = own[field.name] if field.name in own else FIELDS[field.name]
-            made.append(core_schema.dataclass_field(field.name, schema, validation_alias=names))
-        arguments = core_schema.dataclass_args_schema(kind.__name__, made)
-        return core_schema.dataclass_schema(kind, arguments, [field.name for field in fields(kind)], slots=True)
-
-    candidate = an(Candidate, id=_whole(), text=TEXT, p=_number(), q=_number())
-    position = an(TokenProbabilities, candidates=_several(candidate, MAX_CANDIDATES))
-    positions = core_schema.with_default_schema(_several(position), default=())
-    token, drafted = an(Token), _several(an(DraftedToken), MAX_DRAFTED)
-    events = {
-        "prefilled": an(Prefilled, token=token),
-        "round": an(Round, drafted=drafted, emitted=_several(token), ahead=_optional(an(Ahead))),
-        "finished": an(Finished),
-    }
-    line = an(_Line, text=an(_Texts, emitted=_several(TEXT), drafted=_several(TEXT)), probabilities=positions)
-    return SchemaValidator(line), {kind: SchemaValidator(event) for kind, event in events.items()}
-
-
-READERS = {1: _readers({"outcome": "fate", "probabilities": "places"}), TRACE_VERSION: _readers({})}
+@cache
+def _reader() -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[_Prefilled | _Round | _Finished, Field(discriminator="type")])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
@@ -14,8 +14,9 @@ from ..errors import BadInput
 from ..formats import formatted
 from ..settings import COMMAND, FORM, MAX_AHEAD, MAX_K, Field
 from ..system.imports import LazyModule
-from .statistics import geometric_mean, pooled_rate
-from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
+from .grid import ALONE as NONE
+from .grid import Figures, Grid, Row, Runs, average, mean, paired, rate, summarise
+from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, k_field, temperature_field
 
 if TYPE_CHECKING:
     from ..decoding import batch
@@ -34,7 +35,7 @@ SIMULATION = (
 )
 
 
-class DraftsAhead(Study):
+class DraftsAhead(Grid):
     """While the target verifies a draft, the drafter could prepare the next one, for the likeliest outcomes. If one of
     them comes true, the next draft is there at once. This view measures how often that is, what it brings on this
     machine, where both share the cores, and what a second device would bring.
@@ -60,6 +61,13 @@ class DraftsAhead(Study):
         ),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
+    axes = ("method", "k", "fan_out")
+    figures: ClassVar[Figures] = {
+        "tokens_per_second": mean("tokens_per_second"),
+        "speedup": mean("speedup"),
+        "hits": rate("hits", "drafts", 1.0),
+        **{name: average(name) for name in ("prepared", "pass_ms", "draft_ms", "prepare_ms")},
+    }
     heading = "All figures, and their 95% intervals over prompts"
     columns = (
         ("method", "method", ""),
@@ -76,91 +84,54 @@ class DraftsAhead(Study):
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.fan_outs = asked.get("fan_outs", (1, 2, 4, 8))
-        if not all(1 <= each <= MAX_AHEAD for each in self.fan_outs):
+        fan_outs, ks = asked.get("fan_outs", (1, 2, 4, 8)), asked.get("ks") or (asked["k"],)
+        if not all(1 <= each <= MAX_AHEAD for each in fan_outs):
             raise BadInput(f"The outcomes for each place are 1 to {MAX_AHEAD}.")
-        self.ks = asked.get("ks") or (asked["k"],)
-        if not all(1 <= k <= MAX_K for k in self.ks):
+        if not all(1 <= k <= MAX_K for k in ks):
             raise BadInput(f"K is 1 to {MAX_K} here.")
-        self.settings = settings_in({**asked, "k": self.ks[0]})
-        race.check_drafter(loaded, asked["drafter"])
-        race.check_rule(asked["drafter"], replace(self.settings, ahead=1))
-        self.prompts_read = self.readable(self.prompts("domains"))[: asked["repeats"]]
-        self.texts: list[Text] = []
+        ahead = [
+            {"method": method, "ahead": each, "fan_out": each} for each in fan_outs for method in (TOGETHER, SIMULATED)
+        ]
+        cases = [{**method, "k": k} for k in ks for method in ({"method": PLAIN}, *ahead)]
+        prompts = self.readable(self.prompts("domains"))[: asked["repeats"]]
+        self.plan(self.texts_of(prompts), [{"method": ALONE, "drafter": NONE}, *cases])
         self.shared = shared_by_both(loaded.environment())
-        self.steps = len(self.prompts_read) * len(self.methods())
 
-    def run(self) -> Iterator[str]:
-        for prompt in self.prompts_read:
-            ids = self.loaded.encode(prompt.prompt)
-            for way in self.methods():
-                self.texts.append(self._write(prompt.id, ids, way))
-                self.done += 1
-                yield str(way)
-
-    def _write(self, prompt: str, prompt_ids: Sequence[int], way: Way) -> Text:
-        """Write a text by a method."""
-        drafter = "none" if way.method == ALONE else self.asked["drafter"]
-        settings = replace(self.settings, ahead=way.fan_out, k=way.k)
-        race.check_fits(self.loaded, len(prompt_ids), settings, drafter)
-        decoding = race.decoding_of(self.loaded, drafter, prompt_ids, race.rule_for(settings), None)
-        if in_turn := way.method == SIMULATED:
+    def write(self, names: Row) -> Iterator[Row]:
+        (ids,), rule = self.ids_of(names), race.rule_for(self.settings_of(names))
+        decoding = race.decoding_of(self.loaded, self.drafter_of(names), ids, rule, None)
+        in_turn = names["method"] == SIMULATED
+        if in_turn:
             decoding.drafter.in_turn = True  # type: ignore[attr-defined]
         with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
             rounds = [event for event in events if isinstance(event, Round)]
         times = times_of(rounds, in_turn)
         seconds = simulated(times) if in_turn else sum(event.seconds for event in rounds)
         reports = [event.ahead for event in rounds if event.ahead]
-        return Text(
-            way,
-            prompt,
-            sum(len(event.emitted) for event in rounds),
-            seconds,
-            sum(each.hit for each in reports),
-            len(reports),
-            fmean([each.prepared for each in reports] or [0]),
-            fmean([one.passing for one in times] or [0]),
-            fmean([one.drafting for one in times if not one.hit] or [0]),
-            fmean([one.preparing for one in times] or [0]),
-        )
+        if seconds:
+            yield {
+                "tokens_per_second": sum(len(event.emitted) for event in rounds) / seconds,
+                "hits": sum(each.hit for each in reports),
+                "drafts": len(reports),
+                "prepared": fmean(each.prepared for each in reports) if reports else None,
+                "pass_ms": _milliseconds(one.passing for one in times),
+                "draft_ms": _milliseconds(one.drafting for one in times if not one.hit),
+                "prepare_ms": _milliseconds(one.preparing for one in times),
+            }
 
-    def methods(self) -> list[Way]:
-        ahead = [(method, each) for each in self.fan_outs for method in (TOGETHER, SIMULATED)]
-        return [Way(ALONE), *(Way(method, k, each) for k in self.ks for method, each in [(PLAIN, 0), *ahead])]
+    def at(self, names: Row) -> str:
+        return str(names["method"])
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.shared)
 
-    def rows(self) -> list[dict[str, Any]]:
-        return summarise(self.texts, self.methods())
-
-
-class Way(NamedTuple):
-    """A method with its K, and for how many outcomes at each place it prepares; 0 where that means nothing."""
-
-    method: str
-    k: int = 0
-    fan_out: int = 0
-
-    def __str__(self) -> str:
-        parts = [f"K = {self.k}"] * bool(self.k) + [outcomes(self.fan_out)] * bool(self.fan_out)
-        return ", ".join([self.method, *parts])
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """One text after its prompt. `seconds` are simulated where the method is; the other times are those of a round."""
-
-    way: Way
-    prompt: str
-    tokens: int
-    seconds: float
-    hits: int
-    drafts: int
-    prepared: float
-    passing: float
-    drafting: float
-    preparing: float
+    @classmethod
+    def compared(cls, runs: Runs) -> Runs:
+        """With speculation with its fastest K, by prompt."""
+        speeds = {"speed": mean("tokens_per_second")}
+        plain = summarise([run for run in runs if run["method"] == PLAIN], ("k",), speeds)
+        fastest = max(plain, key=lambda row: row["speed"].mean)["k"] if plain else None
+        return paired(runs, lambda run: (run["method"], run.get("k")) == (PLAIN, fastest), "prompt_id")
 
 
 class Times(NamedTuple):
@@ -196,28 +167,9 @@ def simulated(times: Sequence[Times]) -> float:
     return sum(one.drafting + max(one.passing, one.preparing * hit) for one, hit in zip(times, hits, strict=True))
 
 
-def summarise(texts: Sequence[Text], methods: Sequence[Way]) -> list[dict[str, Any]]:
-    """A row for each way to write. `speedup` is over speculation with its fastest K, by prompt, and None for that."""
-    rates = {
-        way: {text.prompt: [text.tokens / text.seconds] for text in texts if text.way == way and text.seconds}
-        for way in methods
-    }
-    means = {way: mean for way, found in rates.items() if (mean := geometric_mean(found))}
-    fastest = max((way for way in means if way.method == PLAIN), key=lambda way: means[way].mean, default=None)
-    rows = []
-    for way, mean in means.items():
-        base = rates[fastest] if fastest else {}
-        pairs = {name: [rate / base[name][0]] for name, (rate,) in rates[way].items() if name in base}
-        row: dict[str, Any] = {"method": way.method, "k": way.k or None, "fan_out": way.fan_out or None}
-        row |= {"tokens_per_second": mean, "speedup": None if way == fastest else geometric_mean(pairs)}
-        mine = [text for text in texts if text.way == way and text.seconds]
-        ahead = [(text.hits, text.drafts) for text in mine if text.drafts]
-        row["hits"] = pooled_rate(ahead, 1.0) if ahead else None
-        row["prepared"] = fmean(text.prepared for text in mine) if ahead else None
-        for key, name in (("pass_ms", "passing"), ("draft_ms", "drafting"), ("prepare_ms", "preparing")):
-            row[key] = 1000 * fmean(getattr(text, name) for text in mine) or None
-        rows.append(row)
-    return rows
+def _milliseconds(seconds: Iterable[float]) -> float | None:
+    """Of their mean; None where nothing was timed."""
+    return 1000 * fmean([*seconds] or [0.0]) or None
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], shared: str = "") -> list[str]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadInput
-from ..settings import Field, Settings
+from ..settings import Field
 from ..system.imports import LazyModule
+from .grid import ACCEPTANCE_RATE, TOKENS_PER_ROUND, Figures, Grid, Row, parts, summarise
 from .perplexity import loaded_as
+from .plots import OVER_TEXTS, SHARE_OF_TESTED, Plot
 from .prompts import Prompt
-from .statistics import Spread, pooled_rate, rates_differ
-from .study import DRAFTER, EXAMPLE, RULE, SEED, Study, k_field, lengthened, server_field, some_of_each
+from .statistics import Parts, rates_differ
+from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, lengthened, server_field, some_of_each
+from .tables import Rows, grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -30,19 +33,7 @@ AS_LOADED = "as loaded"
 HALVES = "first half", "second half"
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Prompts written under one condition. The first of each cause is what the others are compared with."""
-
-    cause: str
-    name: str
-    prompts: Sequence[tuple[Prompt, str]]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    template: Mapping[str, Any] = field(default_factory=dict)
-    dtype: str = ""
-
-
-class Causes(Study):
+class Causes(Grid):
     """A drafter that guessed well guesses badly now. Why? This view changes one thing at a time: the kind of text, the
     language, the temperature, the length of the prompt, thinking, and the number type of the weights. It says which of
     them changes how many guesses pass, and by how much.
@@ -69,6 +60,14 @@ class Causes(Study):
         server_field("server", "Address of a server, instead of the preset", "address", SERVER, EXAMPLE),
         server_field("server_key", "Its API key", "key", SERVER),
     )
+    axes = ("cause", "condition")
+    figures: ClassVar[Figures] = {
+        "texts": lambda runs: len({run["text"] for run in runs}),
+        "acceptance_rate": ACCEPTANCE_RATE,
+        "tokens_per_round": TOKENS_PER_ROUND,
+    }
+    units = ("text",)
+    timed = False
     heading = "What changes how many guesses pass"
     columns = (
         ("cause", "cause", ""),
@@ -79,132 +78,114 @@ class Causes(Study):
         ("change", "change", "+.0%"),
         ("clear", "more than chance", "yes"),
     )
-
-    @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return not asked.get("server")
+    plots = (
+        [
+            Plot(f"By {cause}", OVER_TEXTS, "condition", {"acceptance_rate": ""}, SHARE_OF_TESTED, part=cause)
+            for cause in (TEXT, LANGUAGE, TEMPERATURE, CONTEXT, THINKING, WEIGHTS, PLACE)
+        ],
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.written: dict[tuple[str, str], dict[str, writers.Written]] = {}
-        self.conditions = [*self._conditions()]
-        self.steps = sum(len(condition.prompts) for condition in self.conditions)
+        self.writers: dict[Any, writers.Writer] = {}
+        self.plan([*self._texts()])
 
-    def _conditions(self) -> Iterator[Condition]:
-        texts = some_of_each("causes", self.asked["each"])
-        usual = [(prompt, prompt.prompt) for prompt in texts]
-        few = [(prompt, prompt.prompt) for prompt in some_of_each("causes", 1)][::2]
-        for category in dict.fromkeys(prompt.category for prompt in texts):
-            yield Condition(TEXT, category, [pair for pair in usual if pair[0].category == category])
-        spoken = some_of_each("languages", 3)
-        for language in dict.fromkeys(prompt.category for prompt in spoken):
-            yield Condition(LANGUAGE, language, [(p, p.prompt) for p in spoken if p.category == language])
+    def check(self, names: Row) -> None:
+        """What cannot be written is left out."""
+
+    def _texts(self) -> Iterator[Row]:
+        """Prompts under one condition after the other. The others of a cause are compared with its first."""
+        usual, few = some_of_each("causes", self.asked["each"]), some_of_each("causes", 1)[::2]
+        for category, prompts in grouped(usual, lambda prompt: prompt.category).items():
+            yield from _condition(TEXT, category, prompts)
+        for language, prompts in grouped(some_of_each("languages", 3), lambda prompt: prompt.category).items():
+            yield from _condition(LANGUAGE, language, prompts)
         for temperature in TEMPERATURES:
-            yield Condition(TEMPERATURE, f"{temperature:g}", few, {"temperature": temperature})
-        yield Condition(CONTEXT, "the prompt alone", few)
+            yield from _condition(TEMPERATURE, f"{temperature:g}", few, temperature=temperature)
+        yield from _condition(CONTEXT, "the prompt alone", few)
         for tokens in CONTEXTS:
-            longer = [(prompt, lengthened(text, tokens, at)) for at, (prompt, text) in enumerate(few)]
-            yield Condition(CONTEXT, f"after {tokens:,} tokens", longer)
-        if self._thinks():
+            longer = [Prompt(p.id, p.category, lengthened(p.prompt, tokens, at)) for at, p in enumerate(few)]
+            yield from _condition(CONTEXT, f"after {tokens:,} tokens", longer)
+        if self.asked.get("server"):
+            return
+        if "enable_thinking" in str(self.loaded.tokenizer.chat_template or ""):
             for name, on in (("off", False), ("on", True)):
-                yield Condition(THINKING, name, few, template={"enable_thinking": on})
-        if self.asked["other_weights"] != "none" and not self.asked.get("server"):
-            yield Condition(WEIGHTS, AS_LOADED, few)
-            yield Condition(WEIGHTS, self.asked["other_weights"], few, dtype=self.asked["other_weights"])
-
-    def _thinks(self) -> bool:
-        """Whether the chat template has a switch for thinking."""
-        template = None if self.asked.get("server") else self.loaded.tokenizer.chat_template
-        return "enable_thinking" in str(template or "")
+                yield from _condition(THINKING, name, few, thinking=on)
+        if (other := self.asked["other_weights"]) != "none":
+            yield from _condition(WEIGHTS, AS_LOADED, few)
+            yield from _condition(WEIGHTS, other, few, dtype=other)
 
     def run(self) -> Iterator[str]:
-        with ExitStack() as opened:
-            for condition in self.conditions:
-                try:
-                    writer = self._writer(condition, opened)
-                    for prompt, text in condition.prompts:
-                        self._write(writer, condition, prompt, text)
-                        self.done += 1
-                        yield f"{condition.cause.capitalize()}: {condition.name}"
-                except BadInput as error:
-                    if not self.written:
-                        raise
-                    self.steps -= len(condition.prompts)
-                    self.left_out += f"{condition.cause.capitalize()}, {condition.name}: {error} "
+        with ExitStack() as self.opened:
+            yield from super().run()
 
-    def _writer(self, condition: Condition, opened: ExitStack) -> writers.Writer:
+    def write(self, names: Row) -> Iterator[Row]:
+        """A condition that fails is left out, unless it is the first."""
+        condition = f"{names['cause'].capitalize()}, {names['condition']}: "
+        if condition in self.left_out:
+            return
+        try:
+            found = self._writer(names).write(names["prompt"], self.settings_of(names))
+        except BadInput as error:
+            if not self.runs:
+                raise
+            self.left_out += f"{condition}{error} "
+            return
+        counts = {"tested": found.stats.tested, "accepted": found.stats.accepted or 0}
+        yield {**counts, "tokens": len(found.tokens), "rounds": found.rounds}
+        for half, (tested, accepted) in zip(HALVES, found.halves if names["cause"] == TEXT else (), strict=False):
+            of_half = {"cause": PLACE, "condition": half, "tested": tested, "accepted": accepted}
+            yield {**of_half, "tokens": 1, "rounds": 0}
+
+    def _writer(self, names: Row) -> writers.Writer:
+        """Each is made once."""
+        made = names.get("dtype"), names.get("thinking")
+        if made not in self.writers:
+            self.writers[made] = self._make_writer(*made)
+        return self.writers[made]
+
+    def _make_writer(self, dtype: str | None, thinking: bool | None) -> writers.Writer:
         if address := self.asked.get("server"):
-            return writers.server_writer(opened, address, self.asked.get("server_key"))
+            return writers.server_writer(self.opened, address, self.asked.get("server_key"))
         loaded = self.loaded
-        if condition.dtype:
-            loaded = opened.enter_context(loaded_as(loaded.preset, condition.dtype, str(loaded.device)))
-        if condition.template:
-            kwargs = {**loaded.preset.chat_template_kwargs, **condition.template}
+        if dtype:
+            loaded = self.opened.enter_context(loaded_as(loaded.preset, dtype, str(loaded.device)))
+        if thinking is not None:
+            kwargs = {**loaded.preset.chat_template_kwargs, "enable_thinking": thinking}
             loaded = replace(loaded, preset=replace(loaded.preset, chat_template_kwargs=kwargs))
-        return writers.PresetWriter(loaded, *self.given("drafter k"))
+        return writers.PresetWriter(loaded, self.asked["drafter"], self.asked["k"])
 
-    def _write(self, writer: writers.Writer, condition: Condition, prompt: Prompt, text: str) -> None:
-        common = {name: self.asked[name] for name in ("max_new_tokens", "seed", "rule") if name in self.asked}
-        found = writer.write(text, Settings(**{**common, **condition.settings}))
-        self.written.setdefault((condition.cause, condition.name), {})[prompt.id] = found
+    def at(self, names: Row) -> str:
+        return f"{names['cause'].capitalize()}: {names['condition']}"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def drawn(self) -> Mapping[str, Rows]:
+        return grouped(self.rows(), lambda row: row["cause"])
+
+    def rows(self) -> list[Row]:
         """A row for each condition. `change` is that of the acceptance rate against the first one of its cause, of a
         kind of text against all other kinds; `clear` says whether chance alone would rarely make it so large."""
-        groups: Groups = {
-            key: {name: Counted.of(of) for name, of in texts.items()} for key, texts in self.written.items()
-        }
-        halves = [
-            {
-                f"{cause}/{name}": Counted(*found.halves[half], 0, 0)
-                for (cause, _), texts in self.written.items()
-                if cause == TEXT
-                for name, found in texts.items()
-                if found.halves
-            }
-            for half in (0, 1)
-        ]
-        groups |= {(PLACE, name): found for name, found in zip(HALVES, halves, strict=True) if found}
-        return [self._row(key, texts, groups) for key, texts in groups.items()]
-
-    def _row(self, key: tuple[str, str], texts: Mapping[str, Counted], groups: Groups) -> dict[str, Any]:
-        cause, name = key
-        same = {other: found for (of, other), found in groups.items() if of == cause}
-        others = [found for other, found in same.items() if other != name] if cause == TEXT else [*same.values()][:1]
-        first = cause != TEXT and name == next(iter(same))
-        against = {} if first else {text: counted for found in others for text, counted in found.items()}
-        rate, other = _rate(texts), _rate(against)
-        change = rate.mean - other.mean if rate and other else None
-        one, two = ({text: (c.accepted, c.tested or 0) for text, c in group.items()} for group in (texts, against))
-        clear = None if change is None else rates_differ(one, two, max(2, len(same)))
-        return {
-            "cause": cause,
-            "condition": name,
-            "texts": len(texts),
-            "acceptance_rate": rate,
-            "tokens_per_round": pooled_rate([(counted.tokens, counted.rounds) for counted in texts.values()]),
-            "change": change,
-            "clear": clear,
-        }
+        runs = sorted(self.runs, key=lambda run: run["cause"] == PLACE)
+        conditions = grouped(runs, lambda run: (run["cause"], run["condition"]))
+        texts = {key: parts(mine, "accepted", "tested", "text") for key, mine in conditions.items()}
+        rows = summarise(runs, self.axes, self.figures, self.units)
+        return [{**row, **_change(row, texts)} for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Of one text: guesses tested, None if that is unknown, and accepted; tokens after the first, and rounds."""
-
-    tested: int | None
-    accepted: int
-    tokens: int
-    rounds: int
-
-    @classmethod
-    def of(cls, written: writers.Written) -> Counted:
-        return cls(written.stats.tested, written.stats.accepted or 0, len(written.tokens) - 1, written.rounds)
+def _condition(cause: str, condition: str, prompts: Sequence[Prompt], **how: Any) -> Iterator[Row]:
+    """The names of prompts under a condition."""
+    for prompt in prompts:
+        yield {"cause": cause, "condition": condition, "text": prompt.id, "prompt": prompt.prompt, **how}
 
 
-Groups = dict[tuple[str, str], dict[str, Counted]]
-"""The counts of each text, by cause and condition."""
-
-
-def _rate(texts: Mapping[str, Counted]) -> Spread | None:
-    return pooled_rate([(counted.accepted, counted.tested) for counted in texts.values() if counted.tested], 1.0)
+def _change(row: Row, texts: Mapping[tuple[str, str], Parts]) -> Row:
+    """See `rows`; `texts` are the accepted and the tested guesses of each text, by cause and condition."""
+    cause, name = row["cause"], row["condition"]
+    same = {other: found for (of, other), found in texts.items() if of == cause}
+    first = next(iter(same))
+    others = [found for other, found in same.items() if other != name and (cause == TEXT or other == first)]
+    against = {text: found for group in others for text, found in group.items()}
+    accepted, tested = (sum(counts) for counts in zip(*against.values(), strict=True)) if against else (0, 0)
+    if row["acceptance_rate"] is None or not tested:
+        return {"change": None, "clear": None}
+    clear = rates_differ(same[name], against, max(2, len(same)))
+    return {"change": row["acceptance_rate"].mean - accepted / tested, "clear": clear}

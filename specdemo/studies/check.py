@@ -8,7 +8,7 @@ figures are not those that it was chosen by; if it does not pay, the next one is
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf
@@ -20,9 +20,11 @@ from ..servers.flags import elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from .diagnosis import NO, PAYS, UNCLEAR, YES, Diagnosis
-from .report import html_page, tables_of
+from .grid import Figures, Row, average, share, summarise
+from .plots import ALONE, TIMES, Plot, Section
+from .report import PLOTS, TABLES, html_page, tables_of
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
-from .tables import Table, table
+from .tables import Rows, Table, table
 
 if TYPE_CHECKING:
     from ..models import store
@@ -50,6 +52,12 @@ MOST_AT_ONCE, LONGEST = "The most requests that a server gets at once.", "The lo
 OWN_TABLES = 3  # at most, besides those of a diagnosis
 AT_ONCE = 1, 2, 4, 8, 16
 CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
+FIGURES: Figures = {  # of a drafter on a few prompts, before one is chosen; `needed` tokens a round are its break-even
+    "texts": len,
+    "tokens_per_round": share(lambda run: run["tokens"] - 1, "rounds"),
+    "needed": average("cost", geometric_mean),
+    "speed_up": average("speed_up", geometric_mean),
+}
 ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
 
 
@@ -82,19 +90,30 @@ class Check(Study):
         ("needed", "needed to break even", ".2f"),
         ("speed_up", "speed-up", ".2f"),
     )
+    plots = (
+        (
+            Plot(
+                "Drafters tried",
+                "On a few prompts, to choose the one that is examined. An outlined bar is slower than the target "
+                "alone.",
+                "drafter",
+                {"speed_up": ""},
+                TIMES,
+                rule=ALONE,
+            ),
+            *PLOTS,
+        ),
+    )
+    most_tables = OWN_TABLES + len(TABLES)
 
     def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
         self.trials: dict[str, list[examination.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
-        self.perplexities: list[perplexity.Perplexity] = []  # where the weights are quantized
+        self.perplexities: list[Row] = []  # where the weights are quantized
         self.not_compared: list[str] = []  # why some are missing then
         self.found: Diagnosis | None = None  # what there is so far
         self._began = time.monotonic()
-
-    @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return not asked.get("server")
 
     def run(self) -> Iterator[str]:
         self.steps, self._began = self.asked["seconds"], time.monotonic()
@@ -178,7 +197,8 @@ class Check(Study):
 
     def _speed(self, name: str) -> float:
         """1 where nothing was drafted."""
-        return _mean(self.trials[name], "speed_up") or 1.0
+        known = [found for sample in self.trials[name] if (found := sample.speed_up)]
+        return geometric_mean(known) if known else 1.0
 
     # --- a server
 
@@ -245,15 +265,26 @@ class Check(Study):
         """At most `OWN_TABLES`, then those of the diagnosis."""
         shown = super().tables() if self.trials else []
         if self.perplexities:
-            rows = [found.as_row() for found in self.perplexities]
-            shown.append(table("What the weights cost in quality", perplexity.COLUMNS, rows))
+            shown.append(table("What the weights cost in quality", perplexity.COLUMNS, self.perplexities))
         if others := self.elsewhere():
             shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
         return shown + (tables_of(self.found) if self.found else [])
 
+    def drawn(self) -> Mapping[str, Rows]:
+        return {"": self.rows(), **{name: getattr(self.found, name) for name in TABLES if self.found}}
+
+    def sections(self) -> list[Section | None]:
+        """Until a drafter is examined, those that were tried."""
+        if self.found:
+            return super().sections()
+        rows = self.rows()
+        return [Section(plots=[(self.plots[0][0], rows)], tables=self.tables())] if rows else []
+
     def rows(self) -> list[dict[str, Any]]:
         """The drafters that were tried, the fastest first."""
-        return [_row(name, self.trials[name]) for name in sorted(self.trials, key=self._speed, reverse=True)]
+        trials = sorted(self.trials, key=self._speed, reverse=True)
+        runs = [{"drafter": name, **sample.run} for name in trials for sample in self.trials[name]]
+        return summarise(runs, ("drafter",), FIGURES, ("prompt",))
 
     def result(self) -> dict[str, Any]:
         found = self.found.as_dict() if self.found else {}
@@ -263,22 +294,3 @@ class Check(Study):
 
     def page(self) -> str:
         return html_page(self.words(), self.found.measured(), self.tables()) if self.found else ""
-
-
-def _row(drafter: str, samples: Sequence[examination.Sample]) -> dict[str, Any]:
-    """What a drafter did on a few prompts, before one was chosen. `needed` tokens a round are its break-even."""
-    rounds = sum(sample.with_drafts.rounds for sample in samples)
-    tokens = sum(len(sample.with_drafts.tokens) - 1 for sample in samples)
-    return {
-        "drafter": drafter,
-        "texts": len(samples),
-        "tokens_per_round": tokens / rounds if rounds else None,
-        "needed": _mean(samples, "cost"),
-        "speed_up": _mean(samples, "speed_up"),
-    }
-
-
-def _mean(samples: Sequence[examination.Sample], name: str) -> float | None:
-    """The geometric mean of what is known of a figure."""
-    known = [found for sample in samples if (found := getattr(sample, name))]
-    return geometric_mean(known) if known else None

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
-from ..settings import SETTINGS, Field, Settings
+from ..racing.compare import is_comparable
+from ..settings import COMMAND, FORM, SETTINGS, Field, Settings
 from ..system.imports import LazyModule
-from .study import DRAFTER, PROMPT, Study, k_field, some_of_each, temperature_field
+from .plots import Axis, Plot, Section
+from .prompts import Prompt
+from .statistics import CONFIDENCE, special
+from .study import (
+    DRAFTER,
+    DRAFTERS,
+    KS,
+    NEW_TOKENS,
+    PROMPT,
+    PROMPT_FILE,
+    PROMPT_FILES,
+    SEED,
+    TEMPERATURES,
+    Study,
+    k_field,
+    temperature_field,
+)
+from .tables import grouped, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from . import greedy, lossless
+    from ..racing import race
+    from ..servers import address, dialects, llamacpp
+    from . import greedy, lossless, rules
 else:
+    race = LazyModule("specdemo.racing.race")
+    address = LazyModule("specdemo.servers.address")
+    dialects = LazyModule("specdemo.servers.dialects")
+    llamacpp = LazyModule("specdemo.servers.llamacpp")
     greedy = LazyModule("specdemo.studies.greedy")
     lossless = LazyModule("specdemo.studies.lossless")
+    rules = LazyModule("specdemo.studies.rules")
 
 DESCRIPTIONS = {  # of the broken rules of `rules`
     "accept-if-p-exceeds-q": "A drafted token passes only if p > q",
@@ -24,6 +51,64 @@ DESCRIPTIONS = {  # of the broken rules of `rules`
     "likeliest-by-ratio": "The drafter's likeliest token is tested as if it had been drawn from q",
     "noise-used-twice": "The noise of a position is used again at the next",
 }
+FILE = PROMPT_FILES / "domains.jsonl"
+SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
+SAMPLES = Axis("samples")
+PLOTS = (
+    (
+        Plot(
+            "Texts that are the target's own",
+            "Token for token, as the target alone writes them. The whisker adds those that differ from a near-tie on, "
+            "which rounding decides.",
+            "name",
+            {"same": ""},
+            Axis("share of the texts", ".0%", end=1),
+        ),
+    ),
+    (
+        Plot(
+            "The chance that a drafted token passes",
+            "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
+            "number",
+            {"overlap": "p and q in common"},
+            Axis("chance", ".0%", end=1),
+            Axis("drafted token, along the text"),
+        ),
+    ),
+    (
+        Plot(
+            "The likeliest first tokens",
+            "How often each token came, and the target's own probability of it. Whiskers: 95% confidence interval.",
+            "text",
+            {"share": ""},
+            Axis("share of the samples", ".1%"),
+            rule=("probability", "the target's own probability"),
+        ),
+        Plot(
+            "How far off the frequencies are",
+            "Total variation: half the sum of all differences. A correct rule falls together with samples of the "
+            "target itself. A broken rule stays above them.",
+            "rounds",
+            {
+                "distance": "with the drafter",
+                "floor_1": "the target itself, sample 1",
+                "floor_2": "the target itself, sample 2",
+            },
+            Axis("total variation", ".3f"),
+            SAMPLES,
+        ),
+        Plot(
+            "Could that be chance?",
+            "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a difference "
+            "is not chance.",
+            "rounds",
+            {"p_value": "first token", "p_value_of_two": "first two tokens"},
+            Axis("p-value", "p", 1e-12, 1, "log"),
+            SAMPLES,
+            rule=("caught", "caught"),
+        ),
+    ),
+)
 
 
 class Lossless(Study):
@@ -35,16 +120,66 @@ class Lossless(Study):
 
     name = "lossless"
     title = "Is it lossless?"
+    summary = (
+        "Check that drafting changes nothing: texts token for token, and sampled tokens by their distribution.\n\n"
+        "Texts are compared at every temperature under the match rule, at temperature 0 under rejection sampling. Ends "
+        "with status 1 if a check fails."
+    )
+    by_eager = True
     fields = (
+        replace(DRAFTERS, kind="text", shown_in=COMMAND),
         DRAFTER,
         replace(SETTINGS["rule"], label="Verification rule"),
-        Field("broken", "Broken rule to sample with", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
-        k_field(2),
-        temperature_field(1.0, 0.05),
-        Field("rounds", "Samples", "whole", 1600, 0, 20_000),
-        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24),
-        PROMPT,
+        Field(
+            "broken",
+            "Broken rule to sample with",
+            "list",
+            "",
+            choices={"": "None: the rule above", **DESCRIPTIONS},
+            in_sentences="broken rule",
+            help="Sample by a broken rule, to see the test catch it.",
+        ),
+        replace(k_field(2), shown_in=FORM),
+        replace(temperature_field(1.0, 0.05), shown_in=FORM),
+        replace(KS, value="2"),
+        replace(TEMPERATURES, value="0,1"),
+        *(replace(SETTINGS[name], shown_in=COMMAND) for name in ("top_k", "top_p", "tree")),
+        SEED,
+        Field("rounds", "Samples", "whole", 1600, 0, 20_000, help=f"Rounds to sample. {SKIPPED}", cli_default=3000),
+        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24, shown_in=FORM),
+        replace(PROMPT_FILE, value=FILE),
+        Field("limit", "", "whole", 8, help=f"Prompts whose texts are compared. {SKIPPED}", shown_in=COMMAND),
+        replace(PROMPT, help="The prompt whose answer is the context."),
+        Field("transformers", "", "switch", True, help=f"{AGAINST} transformers.", shown_in=COMMAND),
+        Field("server", "", "address", "", help=f"{AGAINST} llama.cpp's server of the same file.", shown_in=COMMAND),
+        Field("server_key", "", "key", "", shown_in=COMMAND),
+        replace(NEW_TOKENS, shown_in=COMMAND),
     )
+    plots = PLOTS
+
+    @classmethod
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return True  # also where a server is compared with them
+
+    @classmethod
+    def check_options(cls, asked: Mapping[str, Any]) -> None:
+        every = cls._settings(asked)
+        if asked["rounds"] and not any(one.temperature for one in every):
+            raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
+        if asked["broken"]:
+            rules.make_rule(every[0], asked["broken"])
+            if every[0].tree:
+                raise BadInput("The broken rules test chains: leave out --broken or --tree.")
+
+    @staticmethod
+    def _settings(asked: Mapping[str, Any]) -> list[Settings]:
+        """Those of the texts and samples; on the page those of the texts come first."""
+        if "ks" not in asked:
+            k, temperature, rule = (asked[name] for name in ("k", "temperature", "rule"))
+            return [Settings(k, max_new_tokens=48), Settings(k, temperature, max_new_tokens=64, rule=rule)]
+        shared = {name: asked[name] for name in ("top_k", "top_p", "seed", "rule", "tree", "max_new_tokens")}
+        every = product(asked["ks"], asked["temperatures"])
+        return [Settings(k=k, temperature=temperature, **shared) for k, temperature in every]
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
@@ -52,22 +187,59 @@ class Lossless(Study):
         self.places: list[lossless.DraftOnPaper] = []
         self.history: list[lossless.Sampled] = []
         self.no_samples = ""  # why none could be rolled
-        self.texts = self.readable(some_of_each("domains", 3))[: asked["prompts"]] if asked["prompts"] else []
+        named = asked.get("drafters")
+        self.drafters = race.drafters_of(loaded, named) if named else [asked["drafter"]]
+        self.settings = self._settings(asked)
+        first = self.settings[:1] if "ks" not in asked else self.settings
+        self.compared = [one for one in first if is_comparable(one)]
+        self.sampled = next((one for one in self.settings if one.temperature), None)
+        self.texts = self._texts(asked)
+        self.transformers = asked.get("transformers", True)
+        texts = sum(
+            greedy.steps(self.texts, self.drafters, self.transformers and not one.temperature) for one in self.compared
+        )
         batches = -(-asked["rounds"] // lossless.BATCH)
-        self.steps = greedy.steps(self.texts, [asked["drafter"]]) + 1 + (batches + 1 if batches else 0)
+        served = len(self.texts) if asked.get("server") else 0
+        self.steps = texts + served + 1 + (batches + 1 if batches else 0)
+
+    def _texts(self, asked: Mapping[str, Any]) -> Sequence[Prompt]:
+        """As many prompts as were asked for, from the whole file."""
+        count = asked.get("limit", asked["prompts"])
+        if not count:
+            return []
+        able = self.readable(super().prompts(FILE.stem))
+        return able[:: max(1, len(able) // count)][:count]
 
     def run(self) -> Iterator[str]:
-        drafter, k, temperature, rounds, rule, broken = self.given("drafter k temperature rounds rule broken")
-        for check in greedy.greedy(self.loaded, self.texts, [drafter], Settings(k=k, max_new_tokens=48)):
-            self.checks.append(check)
-            self.done += 1
-            yield "Comparing texts at temperature 0"
-        ids, settings = self.loaded.encode(self.asked["prompt"]), Settings(k, temperature, max_new_tokens=64, rule=rule)
-        for places in lossless.exact(self.loaded, drafter, ids, settings, broken):
-            self.places.append(places)
-            yield "Working out the distribution"
+        for settings in self.compared:
+            for check in greedy.greedy(self.loaded, self.texts, self.drafters, settings, self.transformers):
+                self.checks.append(check)
+                self.done += 1
+                yield f"Comparing texts at temperature {settings.temperature:g}"
+        if self.asked.get("server"):
+            yield from self._with_server()
+        if self.sampled:
+            yield from self._sample(self.sampled)
+
+    def _with_server(self) -> Iterator[str]:
+        where = address.Address.read(self.asked["server"])
+        with dialects.connected(where, self.asked.get("server_key")) as server:
+            if not isinstance(server, llamacpp.LlamaCpp):
+                raise BadInput("--server takes a server of llama.cpp here.")
+            for check in greedy.against_server(self.loaded, server, self.texts, self.settings[0].max_new_tokens):
+                self.checks.append(check)
+                self.done += 1
+                yield "Comparing texts with the server"
+
+    def _sample(self, settings: Settings) -> Iterator[str]:
+        """Compute and roll what the first drafter emits."""
+        drafter, ids, broken = self.drafters[0], self.loaded.encode(self.asked["prompt"]), self.asked["broken"]
+        if not settings.tree:  # whose tokens are tested by nothing but the target's own draws
+            for places in lossless.exact(self.loaded, drafter, ids, settings, broken):
+                self.places.append(places)
+                yield "Working out the distribution"
         self.done += 1
-        if not rounds:
+        if not self.asked["rounds"]:
             return
         try:
             context = lossless.telling_context(self.loaded, drafter, ids, settings)
@@ -76,10 +248,23 @@ class Lossless(Study):
             return
         self.done += 1
         yield "Found a telling place in the text"
-        for sampled in lossless.sampling(self.loaded, drafter, context, settings, rounds, broken):
+        for sampled in lossless.sampling(self.loaded, drafter, context, settings, self.asked["rounds"], broken):
             self.history.append(sampled)
             self.done += 1
             yield "Sampling"
+
+    @property
+    def failed(self) -> bool:
+        wrong = any(place.error > lossless.PRECISION for draft in self.places for place in draft.positions)
+        differ = not all(check.identical or check.near_tie for check in self.checks)
+        return wrong or differ or any(sampled.caught for sampled in self.history[-1:])
+
+    def words(self) -> list[str]:
+        lines = [*greedy.in_words(self.checks), *greedy.differences_in_words(self.checks)]
+        if self.sampled and not self.sampled.tree:
+            lines += lossless.exact_in_words(self.places)
+        lines += [line for sampled in self.history[-1:] for line in sampled.in_words()]
+        return [*lines, *filter(None, [self.no_samples])]
 
     def rows(self) -> list[dict[str, Any]]:
         sampled = [
@@ -88,7 +273,89 @@ class Lossless(Study):
             for test in sampled.tests
         ]
         sampled = [{**row, "floor": {str(n): sample for n, sample in enumerate(row["floor"], 1)}} for row in sampled]
-        return [{"part": "greedy", **asdict(check)} for check in self.checks] + sampled
+        return [{"part": "texts", **asdict(check)} for check in self.checks] + sampled
 
     def result(self) -> dict[str, Any]:
-        return {"greedy": self.checks, "exact": self.places, "sampling": self.history}
+        last = self.history[-1] if self.history else None
+        asked = {"settings": self.settings, "drafters": self.drafters}
+        return {**asked, "texts": self.checks, "exact": self.places, "sampling": last}
+
+    def sections(self) -> list[Section | None]:
+        sampled = Section(words=[self.no_samples], title="Nothing was sampled") if self.no_samples else None
+        return [
+            self._of_texts() if self.checks else None,
+            self._on_paper() if self.places else None,
+            self._by_sampling(self.history[-1]) if self.history else sampled,
+        ]
+
+    def _of_texts(self) -> Section:
+        columns = [
+            ("prompt_id", "prompt", ""),
+            ("text", "compared with the target alone", ""),
+            ("tokens", "tokens", ",.0f"),
+            ("identical", "the same", "yes"),
+            ("first_difference", "the same until token", ",.0f"),
+            ("margin", "tokens apart there", ".3f"),
+            ("near_tie", "near-tie", "yes"),
+        ]
+        rows = []
+        for text, mine in grouped(self.checks, lambda check: check.text).items():
+            same, ties = (
+                sum(map(bool, found)) / len(mine) for found in ((c.identical for c in mine), (c.near_tie for c in mine))
+            )
+            rows.append({"name": text, "same": same} | ({"low": same, "high": same + ties} if ties else {}))
+        every = table("Every text", columns, map(asdict, self.checks))
+        (plot,) = self.plots[0]
+        return Section(
+            "", greedy.in_words(self.checks), [(plot, rows)], [every], "1. At temperature 0, token for token"
+        )
+
+    def _on_paper(self) -> Section:
+        places = [place for draft in self.places for place in draft.positions]
+        (plot,), rows = (
+            self.plots[1],
+            [{"number": number, "overlap": place.overlap} for number, place in enumerate(places, 1)],
+        )
+        verdict, *words = lossless.exact_in_words(self.places)
+        columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f")]
+        means = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(self.places).items()]
+        accepted = table("What each rule accepts of these drafts", columns, means)
+        return Section(verdict, words, [(plot, rows)], [accepted], f"2. On paper{self._broken}")
+
+    def _by_sampling(self, last: lossless.Sampled) -> Section:
+        columns = [
+            ("tokens", "tokens", ",.0f"),
+            ("cells", "outcomes", ",.0f"),
+            ("total_variation", "total variation", ".3f"),
+            ("kl", "KL, nats", ".3f"),
+            ("jensen_shannon", "Jensen-Shannon, nats", ".3f"),
+            ("floor", "total variation of the target's own samples", ""),
+            ("p_value", "p-value", "p"),
+            ("smallest_caught", "smallest total variation caught in 95% of such runs", ".3f"),
+        ]
+        floors = [" and ".join(f"{sample.total_variation:.3f}" for sample in test.floor) for test in last.tests]
+        tests = [
+            {**asdict(test), **asdict(test.distances), "floor": floor}
+            for test, floor in zip(last.tests, floors, strict=True)
+        ]
+        likeliest = [self._likely(likely, last.rounds) for likely in last.likeliest]
+        along = [self._along(sampled) for sampled in self.history]
+        plots = [*zip(self.plots[2], (likeliest, along, along), strict=True)]
+        *words, verdict = last.in_words()
+        return Section(verdict, words, plots, [table("Distances", columns, tests)], f"3. By sampling{self._broken}")
+
+    @property
+    def _broken(self) -> str:
+        return ", with a rule broken on purpose" if self.asked["broken"] else ""
+
+    def _likely(self, likely: lossless.Likely, rounds: int) -> dict[str, Any]:
+        text, share, p = self.loaded.tokenizer.decode([likely.token_id]), likely.count / rounds, likely.probability
+        half = -special.ndtri((1 - CONFIDENCE) / 2) * (p * (1 - p) / rounds) ** 0.5
+        row = {"text": json.dumps(text, ensure_ascii=False), "share": share, "probability": p}
+        return {**row, "low": max(0.0, share - half), "high": min(1.0, share + half)}
+
+    def _along(self, sampled: lossless.Sampled) -> dict[str, Any]:
+        one, two = sampled.tests
+        floors = {f"floor_{n}": sample.total_variation for n, sample in enumerate(one.floor, 1)}
+        row = {"rounds": sampled.rounds, "distance": one.distances.total_variation, **floors}
+        return {**row, "p_value": one.p_value, "p_value_of_two": two.p_value, "caught": lossless.CAUGHT}

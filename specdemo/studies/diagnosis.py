@@ -13,8 +13,19 @@ from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
 from ..settings import AUTO
-from .statistics import Spread, geometric_mean, pooled_rate
-from .tables import grouped
+from .grid import (
+    ACCEPTANCE_RATE,
+    TOKENS_PER_ROUND,
+    Figures,
+    Runs,
+    average,
+    cell,
+    mean,
+    rate,
+    share,
+    summarise,
+    total,
+)
 
 if TYPE_CHECKING:
     from .examination import Examination, Sample
@@ -49,28 +60,29 @@ class Diagnosis:
     """
 
     def __init__(self, examination: Examination, looks: int = 1) -> None:
-        usual = [sample for sample in examination.samples if sample.context is None]
-        kinds = grouped(usual, lambda sample: sample.prompt.category)
-        longer = grouped((sample for sample in examination.samples if sample.context), lambda sample: sample.context)
-        notes = dict.fromkeys(note for sample in usual for note in sample.with_drafts.notes)
+        samples = [sample for sample in examination.samples if sample.context is None]
+        usual = [sample.run for sample in samples]
+        notes = dict.fromkeys(note for sample in samples for note in sample.with_drafts.notes)
+        whole = cell(usual, {**WHOLE, "speed_up": mean("speed_up", looks)}, UNITS)
         self.engine = examination.with_drafts.facts
         self.baseline = examination.alone.facts if examination.alone else None
         self.plan = asdict(examination.plan)
         self.adapts = self.engine.get("k") == AUTO
-        self.speed_up = _speed_up(usual, looks)
-        self.tokens_per_round = _tokens_per_round(usual)
-        self.often = _often(usual)
-        self.positions = _positions(usual)
-        self.round = _round(usual)
+        self.speed_up = whole["speed_up"]
+        self.tokens_per_round = whole["tokens_per_round"]
+        self.often = whole["often"]
+        self.positions = _positions(samples)
+        self.round = cell(usual, ROUND, UNITS)
         cost = self.round["cost"].mean if self.round["cost"] else None
         self.break_even = {"tokens_per_round": cost, "alpha": _alpha(cost, self.often, len(self.positions))}
-        self.kinds = [_group({"kind": kind}, found) for kind, found in kinds.items()]
+        self.kinds = summarise(usual, ("kind",), GROUP, UNITS)
         self.at_once = [*examination.at_once]
-        self.contexts = [_group({"context": length}, found) for length, found in longer.items()]
+        runs = [sample.run for sample in examination.samples]
+        self.contexts = summarise([run for run in runs if run["context"]], ("context",), GROUP, UNITS)
         self.texts = _texts(examination.samples)
-        self.samples = [_sample(sample) for sample in examination.samples]
+        self.samples = [{name: run[name] for name in OF_SAMPLE} for run in runs]
         self.left_out = [*examination.left_out, *notes]
-        self.best_k = _best_k(self._reached(), cost, self.often, _mean_draft(usual) if self.adapts else None)
+        self.best_k = _best_k(self._reached(), cost, self.often, whole["mean_draft"] if self.adapts else None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, the sentences first."""
@@ -224,64 +236,56 @@ class Diagnosis:
 # The figures -------------------------------------------------------------------------------------------------
 
 
-def _tokens_per_round(samples: Sequence[Sample]) -> Spread | None:
-    return pooled_rate([(len(found.tokens) - 1, found.rounds) for found in (s.with_drafts for s in samples)])
+def _often(runs: Runs) -> float | None:
+    drafts, rounds = [run["drafts"] for run in runs], sum(run["rounds"] for run in runs)
+    return min(1.0, sum(drafts) / rounds) if rounds and None not in drafts else None
 
 
-def _speed_up(samples: Sequence[Sample], looks: int = 1) -> Spread | None:
-    return geometric_mean({s.prompt.id: [s.speed_up] if s.speed_up else [] for s in samples}, looks)
-
-
-def _mean_draft(samples: Sequence[Sample]) -> float | None:
-    drafts = sum(sample.with_drafts.drafts or 0 for sample in samples)
-    return sum(sample.with_drafts.drafted or 0 for sample in samples) / drafts if drafts else None
-
-
-def _often(samples: Sequence[Sample]) -> float | None:
-    drafts, rounds = [s.with_drafts.drafts for s in samples], sum(s.with_drafts.rounds for s in samples)
-    known = [count for count in drafts if count is not None]
-    return min(1.0, sum(known) / rounds) if rounds and len(known) == len(drafts) else None
+UNITS = ("prompt",)
+WHOLE: Figures = {
+    "tokens_per_round": TOKENS_PER_ROUND,
+    "often": _often,
+    "mean_draft": share(lambda run: run["drafted"] or 0, "drafts"),
+}
+ROUND: Figures = {
+    "ms": share("ms", "rounds"),
+    "baseline_ms": share("baseline_ms", "baseline_rounds"),
+    "cost": mean("cost"),
+    **{name: share(name, "rounds") for name in ("draft_ms", "verify_ms", "other_ms")},
+}
+GROUP: Figures = {
+    "texts": len,
+    "prompt_tokens": average("prompt_tokens"),
+    "speed_up": mean("speed_up"),
+    "tokens_per_round": TOKENS_PER_ROUND,
+    "acceptance_rate": ACCEPTANCE_RATE,
+    "baseline_tokens_per_second": mean("baseline_tokens_per_second"),
+}
+OF_SAMPLE = (
+    *("prompt", "kind", "context", "tokens", "rounds", "drafts", "drafted", "tokens_per_second"),
+    *("first_token_seconds", "baseline_tokens_per_second", "speed_up", "same_text"),
+)
+OF_POSITION: Figures = {
+    "drafts": total("drafts"),
+    "tested": lambda runs: None if None in (tested := [run["tested"] for run in runs]) else sum(tested),
+    "accepted": total("accepted"),
+    "conditional": rate("accepted", "tested", 1.0),
+    "unconditional": rate("accepted", "drafts", 1.0),
+}
 
 
 def _positions(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """The texts are the units of the intervals: guesses of one text pass or fail together."""
     if any(s.with_drafts.places is None for s in samples):
         return []
-    rows = []
-    drafts = [s.with_drafts.drafts or 0 for s in samples]
     of_each = zip_longest(*(s.with_drafts.places or () for s in samples), fillvalue=(0, 0))
-    for position, there in enumerate(of_each, start=1):
-        tested, accepted = zip(*there, strict=True)
-        known = None not in tested
-        rows.append(
-            {
-                "position": position,
-                "drafts": sum(drafts),
-                "tested": sum(tested) if known else None,
-                "accepted": sum(accepted),
-                "conditional": pooled_rate([*zip(accepted, tested, strict=True)], 1.0) if known else None,
-                "unconditional": pooled_rate([*zip(accepted, drafts, strict=True)], 1.0),
-            }
-        )
+    runs = [
+        {**s.run, "position": position, "tested": tested, "accepted": accepted}
+        for position, places in enumerate(of_each, start=1)
+        for s, (tested, accepted) in zip(samples, places, strict=True)
+    ]
+    rows = summarise(runs, ("position",), OF_POSITION, UNITS)
     return [row for row in rows if row["unconditional"] is not None]
-
-
-def _round(samples: Sequence[Sample]) -> dict[str, Any]:
-    def mean_ms(side: str, part: str = "") -> float | None:
-        """Of a round, or of one part of it; None if that is unknown."""
-        written = [found for s in samples if (found := getattr(s, side)) is not None and found.round_seconds]
-        seconds = [getattr(f.stats, part) if part else f.round_seconds * f.rounds for f in written]
-        rounds = sum(found.rounds for found in written)
-        return None if not rounds or None in seconds else 1000 * sum(seconds) / rounds
-
-    return {
-        "ms": mean_ms("with_drafts"),
-        "baseline_ms": mean_ms("alone"),
-        "cost": geometric_mean({s.prompt.id: [s.cost] if s.cost else [] for s in samples}),
-        "draft_ms": mean_ms("with_drafts", "draft_seconds"),
-        "verify_ms": mean_ms("with_drafts", "verify_seconds"),
-        "other_ms": mean_ms("with_drafts", "other_seconds"),
-    }
 
 
 def _alpha(cost: float | None, often: float | None, k: int) -> float | None:
@@ -310,22 +314,6 @@ def _best_k(
     return best if mean_draft or speeds[best] > (1 + WORTH) * speeds[longest] else longest
 
 
-def _group(of: dict[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
-    tested = [(s.with_drafts.stats.accepted, s.with_drafts.stats.tested) for s in samples]
-    known = all(None not in pair for pair in tested)
-    prompt = [s.with_drafts.stats.prompt_tokens for s in samples]
-    speeds = {s.prompt.id: s.alone.stats.tokens_per_second for s in samples if s.alone}
-    return {
-        **of,
-        "texts": len(samples),
-        "prompt_tokens": sum(prompt) / len(prompt),
-        "speed_up": _speed_up(samples),
-        "tokens_per_round": _tokens_per_round(samples),
-        "acceptance_rate": pooled_rate(tested, 1.0) if known else None,
-        "baseline_tokens_per_second": geometric_mean({name: [speed] for name, speed in speeds.items() if speed}),
-    }
-
-
 def _texts(samples: Sequence[Sample]) -> dict[str, Any]:
     compared, differences = 0, []
     for sample in samples:
@@ -336,21 +324,3 @@ def _texts(samples: Sequence[Sample]) -> dict[str, Any]:
                 name, token = f"{sample.prompt.id}{after}", found.first_difference + 1
                 differences.append({"prompt": name, "token": token, "margin": found.margin})
     return {"compared": compared, "same": compared - len(differences), "differences": differences}
-
-
-def _sample(sample: Sample) -> dict[str, Any]:
-    written, alone = sample.with_drafts, sample.alone
-    return {
-        "prompt": sample.prompt.id,
-        "kind": sample.prompt.category,
-        "context": sample.context,
-        "tokens": len(written.tokens),
-        "rounds": written.rounds,
-        "drafts": written.drafts,
-        "drafted": written.drafted,
-        "tokens_per_second": written.stats.tokens_per_second,
-        "first_token_seconds": written.stats.ttft_seconds,
-        "baseline_tokens_per_second": alone.stats.tokens_per_second if alone else None,
-        "speed_up": sample.speed_up,
-        "same_text": sample.comparison.identical if sample.comparison else None,
-    }

@@ -16,6 +16,7 @@ from ..racing.compare import Comparison, compared
 from ..racing.figures import ratio_of_speeds
 from ..settings import Settings
 from ..system.progress import Stopped, attended, check_stopped
+from .grid import Row
 from .prompts import Prompt
 from .study import LONG_PROMPTS, lengthened, some_of_each
 from .writers import Writer, Written
@@ -49,7 +50,7 @@ class Sample:
 
     @property
     def speed_up(self) -> float | None:
-        """As `racing.stats.speed_up`; None without a baseline, and where nothing was drafted."""
+        """As `racing.figures.speed_up`; None without a baseline, and where nothing was drafted."""
         if self.alone is None or self.with_drafts.drafted == 0:
             return None
         return ratio_of_speeds(self.alone.stats, self.with_drafts.stats)
@@ -57,9 +58,35 @@ class Sample:
     @property
     def cost(self) -> float | None:
         """A mean round in mean rounds of the baseline."""
-        mine = self.with_drafts.round_seconds
-        theirs = self.alone.round_seconds if self.alone else None
-        return mine / theirs if mine and theirs else None
+        mine, alone = self.with_drafts, self.alone
+        ms = mine.milliseconds["ms"], alone.milliseconds["ms"] if alone else None
+        return ms[0] / mine.rounds / (ms[1] / alone.rounds) if alone and ms[0] and ms[1] else None
+
+    @property
+    def run(self) -> Row:
+        """As a run of a `grid`: its names and figures."""
+        written, alone = self.with_drafts, self.alone
+        return {
+            "prompt": self.prompt.id,
+            "kind": self.prompt.category,
+            "context": self.context,
+            "tokens": len(written.tokens),
+            "rounds": written.rounds,
+            "drafts": written.drafts,
+            "drafted": written.drafted,
+            "tested": written.stats.tested,
+            "accepted": written.stats.accepted,
+            "prompt_tokens": written.stats.prompt_tokens,
+            "tokens_per_second": written.stats.tokens_per_second,
+            "first_token_seconds": written.stats.ttft_seconds,
+            "baseline_tokens_per_second": alone.stats.tokens_per_second if alone else None,
+            "speed_up": self.speed_up,
+            "cost": self.cost,
+            "same_text": self.comparison.identical if self.comparison else None,
+            **written.milliseconds,
+            "baseline_rounds": alone.rounds if alone else None,
+            "baseline_ms": alone.milliseconds["ms"] if alone else None,
+        }
 
 
 class Late(Exception):

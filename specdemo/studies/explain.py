@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import accumulate, permutations
 from math import factorial
@@ -22,7 +22,8 @@ from ..racing.trace import PLAIN, SPECULATIVE, Entry
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
 from . import theory
-from .profile import TARGET, Timing, profile, steps, summarise, timing
+from .plots import ALONE, DRAFT_LENGTH, IN_DRAFT, TIMES, Axis, Plot, Section
+from .profile import TARGET, Profile
 from .profile import costs as costs_of
 from .study import DRAFTER, PROMPT, Study, k_field
 
@@ -162,6 +163,45 @@ def _shapley(value: Callable[[frozenset[str]], float], names: Sequence[str]) -> 
 
 REPEATS = 2  # of the profile that gives the costs
 TRY, MEASURE = "Numbers to try", "Or measure them here"
+RATE = Axis("acceptance rate", ".0%", end=1)
+SPEEDS = Plot(
+    "Speed-up for each K",
+    "If the tested tokens pass equally often at every position.",
+    "k",
+    {"speedup": ""},
+    TIMES,
+    DRAFT_LENGTH,
+    by="name",
+    rule=ALONE,
+)
+BREAK_EVEN = Plot(
+    "Acceptance rate that pays off",
+    "Below the curve, drafting is slower than the target alone. Above it, drafting is faster.",
+    "k",
+    {"break_even_alpha": "break-even"},
+    RATE,
+    DRAFT_LENGTH,
+    rule=("alpha", "alpha"),
+)
+GAP = Plot(
+    "From the formula to the clock",
+    "The formula leaves things out. Each bar between the first and the last puts one of them back: an outlined one to "
+    "the left costs, a filled one to the right helps. Its length is its mean over all orders of the bars (its Shapley "
+    "value).",
+    "words",
+    {"speedup": ""},
+    TIMES,
+    rule=ALONE,
+)
+BY_POSITION = Plot(
+    "Acceptance rate by position in the draft",
+    "The formula assumes that they are all equal.",
+    "position",
+    {"rate": "measured"},
+    RATE,
+    IN_DRAFT,
+    rule=("alpha", "alpha, all together"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +234,23 @@ class Theory(Study):
         replace(PROMPT, value="Write a Python function that reverses a string.", group=MEASURE),
     )
     button = "Measure"
+    plots = ((SPEEDS, BREAK_EVEN), (GAP, BY_POSITION))
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.timings: list[Timing] = []
+        measured = {"drafters": [asked["drafter"]], "k": asked["k"], "repeats": REPEATS, "prompt": asked["prompt"]}
+        self.profile = Profile(loaded, measured)
         self.entries: list[Entry] = []
         self.costs: theory.Costs | None = None
         self.explained: Explained | None = None
         self.nothing = ""  # why there is nothing to show
-        self.steps = steps(loaded, [asked["drafter"]], REPEATS) + 1
+        self.steps = self.profile.steps + 1
 
     def run(self) -> Iterator[str]:
-        ids, (drafter, k) = self.loaded.encode(self.asked["prompt"]), self.given("drafter k")
-        for timings in profile(self.loaded, ids, [drafter], k, repeats=REPEATS):
-            self.timings += timings
+        ids, drafter, k = self.loaded.encode(self.asked["prompt"]), self.asked["drafter"], self.asked["k"]
+        for words in self.profile.run():
             self.done += 1
-            yield timing(timings)
+            yield words
         with closing(race.race(self.loaded, drafter, ids, Settings(k=k, max_new_tokens=96))) as entries:  # type: ignore[type-var]
             for entry in entries:
                 self.entries.append(entry)
@@ -217,13 +258,18 @@ class Theory(Study):
         self.done += 1
         with suppress(BadInput):  # nothing was tested
             self.explained = explain_race(self.entries, drafter)
-            self.costs = costs_of(summarise(self.timings), drafter)
+            self.costs = costs_of(self.profile.result(), drafter)
         if self.costs is None:
             self.nothing = (
                 f"The drafter {drafter} drafted too little in this text to time it and to see what passes. Choose "
                 "another prompt, or another drafter."
             )
         yield "Comparing"
+
+    def sections(self) -> list[Section | None]:
+        if self.costs and self.explained:
+            return expected(self.costs, self.explained.alpha, self.explained)
+        return [Section(self.nothing)] if self.nothing else []
 
     def rows(self) -> list[dict[str, Any]]:
         if self.costs and self.explained:
@@ -237,7 +283,7 @@ class Theory(Study):
     def values(self) -> dict[str, Any]:
         if not (self.costs and self.explained):
             return {}
-        passes = summarise(self.timings)["passes"]
+        passes = self.profile.result()["passes"]
         one = next(row["p50_ms"] for row in passes if (row["model"], row["tokens"]) == (TARGET, 1))
         return rounded(self.costs.draft, one, self.explained.alpha)
 
@@ -251,3 +297,48 @@ def rounded(draft_cost: float, target_ms: float, alpha: float) -> dict[str, floa
     """The three numbers of the form, as a person would write them."""
     numbers = {"draft_ms": draft_cost * target_ms, "target_ms": target_ms, "alpha": alpha}
     return {name: significant(value) for name, value in numbers.items()}
+
+
+def expected(costs: theory.Costs, alpha: float, found: Explained | None = None) -> list[Section | None]:
+    """What the theory says, and beside it what was measured."""
+    ks = range(costs.largest_k + 1)
+    curves = {"if checking is free": replace(costs, passes=())}
+    if costs.passes:
+        curves["with what checking takes here"] = costs
+    rows: list[dict[str, Any]] = [
+        {"name": name, "alpha": alpha, **row}
+        for name, curve in curves.items()
+        for row in theory.table(curve, alpha, ks)
+    ]
+    measured = [{"name": "measured", "k": found.k, "speedup": found.measured}] if found else []
+    *words, verdict = theory.in_words(costs, alpha)
+    plots = [(SPEEDS, [*rows, *measured]), (BREAK_EVEN, rows[-len(ks) + 1 :])]
+    sections = [Section(verdict, words, plots, [theory.for_each_k(costs, alpha)])]
+    return [*sections, _explained(found)] if found else [*sections]
+
+
+def _explained(found: Explained) -> Section:
+    """Each part of the gap is a bar from what the formula says without it."""
+    bars: list[dict[str, Any]] = [{"words": "what the formula says", "speedup": found.predicted}]
+    bars += [{**asdict(part), "start": part.speedup - part.change} for part in found.parts]
+    bars += [{"words": "what was measured", "speedup": found.measured}]
+    positions = [{"position": n, "rate": rate, "alpha": found.alpha} for n, rate in enumerate(found.by_position, 1)]
+    plots = [(GAP, bars), (BY_POSITION, positions)]
+    return Section(found.in_words()[0], [], plots, title="A real run beside it")
+
+
+def tried(values: Mapping[str, Any], measured: Measured | None = None) -> list[Section | None]:
+    """`expected` of numbers that someone tries; what was measured stays as far as it holds for them."""
+    read = {field.name: field.read(values.get(field.name)) for field in Theory.fields[:3]}
+    costs = theory.Costs(read["draft_ms"] / read["target_ms"])
+    if measured and all(read[name] == measured.numbers[name] for name in ("draft_ms", "target_ms")):
+        costs = replace(costs, passes=measured.passes, parallel=measured.parallel)
+    return expected(costs, read["alpha"], measured.race if measured else None)
+
+
+def of_race(entries: Sequence[Entry], drafter: str) -> Measured:
+    """What a race says of the numbers of the form."""
+    if not entries or drafter not in DRAFTERS:  # a server's race has no costs
+        raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
+    found = explain_race(entries, drafter)
+    return Measured(rounded(found.draft_cost, 1000 * found.one_pass, found.alpha), (), found.parallel, found)

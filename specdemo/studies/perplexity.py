@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import exp, inf, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import BadInput
 from ..servers.address import Address
@@ -17,8 +17,9 @@ from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp
 from ..servers.llamacpp_process import can_start, started
 from ..system.imports import LazyModule
+from .grid import Figure, Figures, Row, Runs, rate, share, summarise, total
 from .prompts import readable
-from .statistics import Spread, pooled_rate
+from .statistics import Spread
 from .study import some_of_each
 
 if TYPE_CHECKING:
@@ -57,84 +58,44 @@ COLUMNS = (
     ("changed", "another likeliest token", ".2%"),
 )
 
-Loss = tuple[float, int]
-"""Of a text: minus the sum of the logarithms of the probabilities of its tokens but the first, and their number."""
+
+def _exp(figure: Figure) -> Figure:
+    """Of a rate of logarithms."""
+
+    def found(runs: Runs) -> Spread | None:
+        if (spread := figure(runs)) is None:
+            return None
+        low, high = (None if end is None else exp(end) for end in (spread.low, spread.high))
+        return Spread(exp(spread.mean), low, high, spread.count)
+
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How the logits of a text differ from those in float32: the sum of squares over so many of them, and in how many
-    places another token is the likeliest."""
-
-    squares: float
-    logits: int
-    changed: int
-    places: int
-
-    @classmethod
-    def of(cls, logits: Tensor, exact: Tensor) -> Difference:
-        """Of logits [T, V] of the same places."""
-        squares = float((logits.float() - exact.float()).square().sum(dtype=torch.float64))
-        changed = int((logits.argmax(-1) != exact.argmax(-1)).sum())
-        return cls(squares, logits.numel(), changed, len(logits))
+FIGURES: Figures = {
+    "texts": len,
+    "tokens": total("tokens"),
+    "perplexity": _exp(rate("loss", "tokens")),
+    "ratio": _exp(rate("more", "tokens", least=-inf)),
+    "rms": lambda runs: None if (square := share("squares", "logits")(runs)) is None else sqrt(square),
+    "changed": rate("changed", "places", 1.0),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Perplexity:
-    """exp(mean loss of a token) over all texts, and its ratio to that in float32; the intervals are over texts.
+def rows_of(runs: Runs) -> list[Row]:
+    """A row for each kind of weights; intervals are over texts.
 
-    `rms` is the root mean square of how much logits differ from those in float32, and `changed` the share of places
-    where another token is the likeliest; of llama.cpp they are not known.
+    `perplexity` is exp(mean loss of a token), and `ratio` its ratio to that in float32. `rms` is the root mean square
+    of how much logits differ from those in float32, and `changed` the share of places where another token is the
+    likeliest; of llama.cpp they are not known.
     """
-
-    weights: str
-    texts: int
-    tokens: int
-    perplexity: Spread | None
-    ratio: Spread | None = None
-    rms: float | None = None
-    changed: Spread | None = None
-
-    @classmethod
-    def of(
-        cls,
-        weights: str,
-        losses: Sequence[Loss],
-        reference: Sequence[Loss] | None = None,
-        differences: Sequence[Difference] = (),
-    ) -> Perplexity:
-        """
-        Args:
-            losses: of texts of two tokens or more.
-            reference: those of the same texts in float32; None if these are they.
-            differences: of the logits of these texts, if known.
-        """
-        loss = pooled_rate(losses)
-        ratio = None
-        if reference is not None:
-            both = zip(losses, reference, strict=True)
-            ratio = _exp(pooled_rate([(one - other, count) for (one, count), (other, _) in both], least=-inf))
-        squares, logits = (sum(getattr(one, name) for one in differences) for name in ("squares", "logits"))
-        return cls(
-            weights,
-            len(losses),
-            sum(count for _, count in losses),
-            _exp(loss),
-            ratio,
-            sqrt(squares / logits) if differences else None,
-            pooled_rate([(one.changed, one.places) for one in differences], most=1.0),
-        )
-
-    def as_row(self) -> dict[str, Any]:
-        """Its figures by their names; those that have an interval as `Spread`."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    return summarise(runs, ("weights",), FIGURES, ("text",))
 
 
-def _exp(spread: Spread | None) -> Spread | None:
-    if spread is None:
-        return None
-    low, high = (None if end is None else exp(end) for end in (spread.low, spread.high))
-    return Spread(exp(spread.mean), low, high, spread.count)
+def difference(logits: Tensor, exact: Tensor) -> Row:
+    """How the logits [T, V] of a text differ from those in float32."""
+    squares = float((logits.float() - exact.float()).square().sum(dtype=torch.float64))
+    changed = int((logits.argmax(-1) != exact.argmax(-1)).sum())
+    return {"squares": squares, "logits": logits.numel(), "changed": changed, "places": len(logits)}
 
 
 def is_quantized(loaded: Loaded) -> bool:
@@ -153,14 +114,16 @@ def logits_of(make_runner: MakeRunner, ids: Sequence[int]) -> Tensor:
         return torch.cat([first, runner.forward(ids[1:-1])]) if len(ids) > 2 else first
 
 
-def loss_of(logits: Tensor, ids: Sequence[int]) -> Loss:
-    """The loss of a text, of token ids, by its `logits_of`."""
+def loss_of(logits: Tensor, ids: Sequence[int]) -> Row:
+    """The loss of a text by its `logits_of`: minus the sum of the logarithms of the probabilities of its token ids but
+    the first, and the number of these `tokens`."""
     following = torch.tensor(ids[1:], device=logits.device)
-    return float(torch.nn.functional.cross_entropy(logits.float(), following, reduction="sum")), len(ids) - 1
+    loss = float(torch.nn.functional.cross_entropy(logits.float(), following, reduction="sum"))
+    return {"loss": loss, "tokens": len(following)}
 
 
-def compare_weights(loaded: Loaded, found: list[Perplexity], notes: list[str], text: str = "") -> Iterator[str]:
-    """Put the perplexity of the target into `found`, as it is loaded, then in float32 and of llama.cpp, step by step.
+def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: str = "") -> Iterator[str]:
+    """Put the `rows_of` the target into `found`, as it is loaded, then in float32 and of llama.cpp, step by step.
 
     Args:
         notes: gets a sentence if llama.cpp is installed and fails.
@@ -170,27 +133,32 @@ def compare_weights(loaded: Loaded, found: list[Perplexity], notes: list[str], t
             texts.
     """
     texts = _texts(loaded, text)
-    losses, reference, differences = list[Loss](), list[Loss](), list[Difference]()
-    with in_float32(loaded) as make_exact:
-        for ids in texts:
-            ours, exact = (logits_of(make, ids) for make in (loaded.target_runner, make_exact))
-            losses.append(loss_of(ours, ids))
-            reference.append(loss_of(exact, ids))
-            differences.append(Difference.of(ours, exact))
-            yield COMPARING
+    ours, reference = list[Row](), list[Row]()
     weights = hardware.dtype_name(loaded.weights_dtype)
-    found += [Perplexity.of(weights, losses, reference, differences), Perplexity.of(REFERENCE, reference)]
+    with in_float32(loaded) as make_exact:
+        for place, ids in enumerate(texts):
+            logits, exact = (logits_of(make, ids) for make in (loaded.target_runner, make_exact))
+            reference.append({"weights": REFERENCE, "text": place, **loss_of(exact, ids)})
+            ours.append(_beside({"weights": weights, **loss_of(logits, ids), **difference(logits, exact)}, reference))
+            yield COMPARING
+    found += rows_of([*ours, *reference])
     # llama.cpp's server is asked for each token by itself, which takes too long with long texts.
     if not text and loaded.weights_dtype == hardware.AS_STORED and loaded.preset.target.has_gguf and can_start():
-        theirs: list[Loss] = []
+        theirs = list[Row]()
         try:
-            for loss in losses_of_llamacpp(loaded, texts):
-                theirs.append(loss)
+            for beside, loss in zip(reference, losses_of_llamacpp(loaded, texts), strict=True):
+                theirs.append(_beside({"weights": LLAMACPP, **loss}, [beside]))
                 yield COMPARING_LLAMACPP
         except (BadInput, store.LoadError) as error:
             notes.append(f"The perplexity was not compared with llama.cpp: {error}")
         else:
-            found.append(Perplexity.of(LLAMACPP, theirs, reference))
+            found += rows_of(theirs)
+
+
+def _beside(run: Row, reference: Runs) -> Row:
+    """With how much `more` its loss is than that of the last text in float32."""
+    exact = reference[-1]
+    return {**run, "text": exact["text"], "more": run["loss"] - exact["loss"]}
 
 
 def _texts(loaded: Loaded, text: str) -> list[list[int]]:
@@ -218,7 +186,7 @@ def in_float32(loaded: Loaded) -> Iterator[MakeRunner]:
         yield exact.target_runner
 
 
-def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterator[Loss]:
+def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterator[Row]:
     """The loss of each text by llama.cpp's server on the GGUF file of the target, with as many threads.
 
     Raises:
@@ -230,7 +198,7 @@ def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterat
         server = LlamaCpp(client)
         greedy.check_tokens(loaded, server, texts[0])
         for ids in texts:
-            yield server.loss(ids), len(ids) - 1
+            yield {"loss": server.loss(ids), "tokens": len(ids) - 1}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadInput
+from .tables import grouped
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -73,10 +74,6 @@ def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], s
 
 
 def some(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
-    """The first `each` prompts of every category; all if that is 0."""
-    seen = Counter[str]()
-    chosen = []
-    for prompt in prompts:
-        seen[prompt.category] += 1
-        chosen += [prompt] if not each or seen[prompt.category] <= each else []
-    return chosen
+    """The first `each` prompts of every category, the categories in turn; all as they come if that is 0."""
+    groups = grouped(prompts, lambda prompt: prompt.category).values()
+    return [group[place] for place in range(each) for group in groups if place < len(group)] if each else [*prompts]

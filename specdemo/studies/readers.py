@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..decoding.events import Finished, Round
 from ..errors import BadInput
 from ..formats import formatted
-from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, Settings, read_k
+from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, read_k
 from ..system.imports import LazyModule
-from .statistics import Spread, geometric_mean
-from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, temperature_field
+from .grid import ALONE, Figures, Grid, Row, Runs, mean, paired, share
+from .plots import ALONE as TARGET_ALONE
+from .plots import TIMES, Axis, Plot
+from .statistics import Spread
+from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, temperature_field
+from .tables import Rows
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -24,11 +28,11 @@ else:
 GROUPS_HELP = "How many groups of prompts are decoded at each size."
 SIZES_HELP = "Numbers of readers, separated by commas."
 SIZES, MOST_READERS = (1, 2, 4, 8, 16), 64
-ALONE = "none"  # the target alone
+READERS, SPEED = Axis("readers at once"), Axis("tokens/s", ".0f")
 KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} tokens" for k in (2, 3, 4, 8)}}
 
 
-class BatchStudy(Study):
+class BatchStudy(Grid):
     """A pass of the target reads all of its weights, for one prompt or for sixteen, so a server decodes several prompts
     at once. Drafted tokens take the same room in a pass as further prompts do. This view writes texts for 1 to 16
     readers at once, with and without the drafter, and says from how many readers on drafting no longer pays.
@@ -47,6 +51,14 @@ class BatchStudy(Study):
         Field("sizes", "Readers at once", "wholes", "1,2,4,8,16", help=SIZES_HELP, shown_in=COMMAND),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
+    axes = ("batch", "drafter")
+    figures: ClassVar[Figures] = {
+        "tokens_per_second": mean("tokens_per_second"),
+        "tokens_per_second_per_reader": mean(lambda run: run["tokens_per_second"] / run["batch"]),
+        "tokens_per_round": share("tokens", "rounds"),
+        "speedup": mean("speedup"),
+    }
+    units = ("repeat",)
     heading = "All figures, and their 95% intervals over groups of prompts"
     columns = (
         ("batch", "readers", ",.0f"),
@@ -56,87 +68,84 @@ class BatchStudy(Study):
         ("tokens_per_round", "tokens per round", ".2f"),
         ("speedup", "times the target alone", "times"),
     )
+    plots = (
+        (
+            Plot(
+                "All readers together",
+                "What the machine writes.",
+                "batch",
+                {"tokens_per_second": ""},
+                SPEED,
+                READERS,
+                by="name",
+            ),
+            Plot(
+                "Each reader",
+                "What one of them sees.",
+                "batch",
+                {"tokens_per_second_per_reader": ""},
+                SPEED,
+                READERS,
+                by="name",
+            ),
+            Plot(
+                "With the drafter",
+                "Above the line drafting pays. Whiskers: 95% confidence interval over groups of prompts.",
+                "batch",
+                {"speedup": ""},
+                TIMES,
+                READERS,
+                by="name",
+                rule=TARGET_ALONE,
+            ),
+        ),
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
-        self.sizes = asked.get("sizes", SIZES)
-        if not all(1 <= size <= MOST_READERS for size in self.sizes):
+        super().__init__(loaded, {**asked, "k": read_k(str(asked["k"]))})
+        sizes = sorted(asked.get("sizes", SIZES))
+        if not all(1 <= size <= MOST_READERS for size in sizes):
             raise BadInput(f"There can be 1 to {MOST_READERS} readers at once.")
-        self.settings = settings_in({**asked, "k": read_k(str(asked["k"]))})
-        self.prompts_read = self.readable(self.prompts("domains"))
-        self.groups: list[BatchRun] = []
-        self.steps = 2 * len(self.sizes) * asked["repeats"]
+        self.texts_of(self.readable(self.prompts("domains")))
+        groups = [{"repeat": repeat} for repeat in range(asked["repeats"])]
+        drafters = [{"drafter": drafter} for drafter in (ALONE, asked["drafter"])]
+        self.plan(groups, drafters, [{"batch": size} for size in sizes])
 
-    def run(self) -> Iterator[str]:
-        ids = [self.loaded.encode(prompt.prompt) for prompt in self.prompts_read]
-        for repeat in range(self.asked["repeats"]):
-            for size in self.sizes:
-                prompts = group_of(ids, size, repeat)
-                for drafter in (ALONE, self.asked["drafter"])[:: 1 if repeat % 2 else -1]:
-                    self.groups.append(decode_group(self.loaded, drafter, prompts, self.settings, repeat))
-                    self.done += 1
-                    yield f"{size} at once"
+    def ids_of(self, names: Row) -> list[list[int]]:
+        """The prompts of a group; those of the next repeat follow them."""
+        ids, size, repeat = [*self.prompt_ids.values()], names["batch"], names["repeat"]
+        return [ids[(repeat * size + place) % len(ids)] for place in range(size)]
+
+    def write(self, names: Row) -> Iterator[Row]:
+        """Decode prompts at once, until the first of them ends: figures while all of them are decoded."""
+        tokens, rounds, seconds = 0, 0, 0.0
+        asked = names["drafter"], self.ids_of(names), self.settings_of(names), names["batch"]
+        with closing(batch.batch(self.loaded, *asked)) as events:  # type: ignore[type-var]
+            for _, event in events:
+                if isinstance(event, Round):
+                    tokens, rounds, seconds = tokens + len(event.emitted), rounds + 1, seconds + event.seconds
+                elif isinstance(event, Finished):
+                    break
+                elif isinstance(event, batch.Failed):
+                    raise event.error
+        if seconds:
+            found = {"tokens": tokens, "rounds": rounds, "seconds": seconds}
+            yield {**found, "tokens_per_second": tokens / seconds}
+
+    def at(self, names: Row) -> str:
+        return f"{names['batch']} at once"
+
+    @classmethod
+    def compared(cls, runs: Runs) -> Runs:
+        """The groups in pairs."""
+        return paired(runs, lambda run: run["drafter"] == ALONE, "batch", "repeat")
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.asked["drafter"])
 
-    def rows(self) -> list[dict[str, Any]]:
-        return summarise(self.groups)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRun:
-    """Some prompts decoded at once. Tokens, rounds and seconds are those while all of them were decoded."""
-
-    size: int
-    drafter: str
-    repeat: int
-    tokens: int
-    rounds: int
-    seconds: float
-
-
-def group_of(ids: Sequence[Sequence[int]], size: int, repeat: int) -> list[Sequence[int]]:
-    """The prompts of a group; those of the next repeat follow them."""
-    return [ids[(repeat * size + place) % len(ids)] for place in range(size)]
-
-
-def decode_group(
-    loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, repeat: int
-) -> BatchRun:
-    """Decode prompts at once, until the first of them ends."""
-    tokens, rounds, seconds = 0, 0, 0.0
-    with closing(batch.batch(loaded, drafter, prompts, settings, len(prompts))) as events:  # type: ignore[type-var]
-        for _, event in events:
-            if isinstance(event, Round):
-                tokens, rounds, seconds = tokens + len(event.emitted), rounds + 1, seconds + event.seconds
-            elif isinstance(event, Finished):
-                break
-            elif isinstance(event, batch.Failed):
-                raise event.error
-    return BatchRun(len(prompts), drafter, repeat, tokens, rounds, seconds)
-
-
-def summarise(groups: Sequence[BatchRun]) -> list[dict[str, Any]]:
-    """A row for each number of readers, alone and with the drafter. `speedup` is of the groups in pairs, None alone."""
-    rows, in_order = [], sorted(groups, key=lambda group: (group.size, group.drafter != ALONE))
-    for size, drafter in dict.fromkeys((group.size, group.drafter) for group in in_order):
-        mine = {group.repeat: group for group in groups if (group.size, group.drafter) == (size, drafter)}
-        alone = {group.repeat: _rate(group) for group in groups if (group.size, group.drafter) == (size, ALONE)}
-        pairs = {str(at): [_rate(group) / alone[at]] for at, group in mine.items() if at in alone}
-        rate = geometric_mean({str(at): [_rate(group)] for at, group in mine.items()})
-        assert rate
-        low, high = (end and end / size for end in (rate.low, rate.high))
-        each = Spread(rate.mean / size, low, high, rate.count)
-        tokens, rounds = (sum(getattr(group, of) for group in mine.values()) for of in ("tokens", "rounds"))
-        row = {"batch": size, "drafter": drafter, "tokens_per_second": rate, "tokens_per_second_per_reader": each}
-        speedup = None if drafter == ALONE else geometric_mean(pairs)
-        rows.append({**row, "tokens_per_round": tokens / rounds, "speedup": speedup})
-    return rows
-
-
-def _rate(group: BatchRun) -> float:
-    return group.tokens / group.seconds
+    def drawn(self) -> Mapping[str, Rows]:
+        names = {ALONE: "target alone"}
+        return {"": [{**row, "name": names.get(row["drafter"], f"with {row['drafter']}")} for row in self.rows()]}
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], drafter: str) -> list[str]:

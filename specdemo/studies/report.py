@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from .diagnosis import Diagnosis
+from .plots import IN_DRAFT, Axis, Plot
 from .tables import Table, table
 
 STYLE = """
@@ -69,6 +70,67 @@ TABLES = {  # of the attributes of a `Diagnosis`
         ),
     ),
 }
+
+BASELINE = 1, "the baseline"
+TIMES, AT_ONCE = Axis("times the baseline", "times"), Axis("requests at once")
+PLOTS = (  # of the attributes of a `Diagnosis`
+    Plot(
+        "What passes at each position",
+        "Of the guesses that were tested there, and of all drafts: each guess is tested only if all before it passed.",
+        "position",
+        {"conditional": "of those tested", "unconditional": "of all drafts"},
+        Axis("share accepted", ".0%", end=1),
+        IN_DRAFT,
+        part="positions",
+    ),
+    Plot(
+        "By kind of prompt",
+        "After the prompt. An outlined bar is slower than the baseline. Whiskers: 95% confidence interval.",
+        "kind",
+        {"speed_up": ""},
+        TIMES,
+        rule=BASELINE,
+        part="kinds",
+    ),
+    Plot(
+        "Tokens per round",
+        "In texts of each kind. Whiskers: 95% confidence interval.",
+        "kind",
+        {"tokens_per_round": ""},
+        Axis("tokens per round", ".2f"),
+        rule=(1, "without speculation"),
+        part="kinds",
+    ),
+    Plot(
+        "Several requests at once",
+        "Tokens per second of all requests together, including their prompts and the waiting.",
+        "at_once",
+        {"tokens_per_second": "with speculation", "alone_tokens_per_second": "the baseline"},
+        Axis("tokens/s", ".0f"),
+        AT_ONCE,
+        part="at_once",
+    ),
+    Plot(
+        "With speculation",
+        "Above the line speculation pays.",
+        "at_once",
+        {"speed_up": "with speculation"},
+        TIMES,
+        AT_ONCE,
+        rule=BASELINE,
+        part="at_once",
+    ),
+    Plot(
+        "Longer prompts",
+        "The same questions, each after a long text of notes.",
+        "prompt_tokens",
+        {"speed_up": "speed-up"},
+        TIMES,
+        Axis("tokens of the prompt"),
+        rule=BASELINE,
+        part="contexts",
+    ),
+)
 
 
 def tables_of(found: Diagnosis) -> list[Table]:

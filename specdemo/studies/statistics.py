@@ -44,17 +44,6 @@ class Spread:
     high: float | None
     count: int
 
-    @classmethod
-    def of(cls, values: Sequence[float], most: float = inf) -> Spread | None:
-        """The mean of values from 0 to `most`, with Student's interval; None without values."""
-        if not values:
-            return None
-        mean, count = fmean(values), len(values)
-        if count == 1:
-            return cls(mean, None, None, 1)
-        half = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * float(np.std(values, ddof=1)) / sqrt(count)
-        return cls(mean, max(0.0, mean - half), min(most, mean + half), count)
-
 
 def geometric_mean(by_prompt: Mapping[str, Sequence[float]], of_many: int = 1) -> Spread | None:
     """The geometric mean of positive figures, such as speeds or speed-ups, over prompts.

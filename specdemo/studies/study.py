@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..drafters import names
 from ..models.presets import PRESETS
 from ..servers.address import MAX_ADDRESS
-from ..settings import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
-from .prompts import Prompt, read_prompts, readable
-from .tables import Table, grouped, table
+from ..settings import AUTO, COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
+from .plots import Plot, Section
+from .prompts import Prompt, read_prompts, readable, some
+from .tables import Rows, Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -35,6 +36,17 @@ PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to
 MOST = "The most tokens of each text."
 NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, cli_default=64)
 SEED, RULE = (replace(SETTINGS[name], shown_in=COMMAND) for name in ("seed", "rule"))
+KS = Field(
+    "ks",
+    "Values of K",
+    "wholes",
+    choices={AUTO: AUTO},
+    help=f"Values of K from 1 to {MAX_K}, or {AUTO}, separated by commas.",
+    shown_in=COMMAND,
+)
+TEMPERATURES = Field(
+    "temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", shown_in=COMMAND
+)
 PROMPT_FILE = Field(
     "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", shown_in=COMMAND
 )
@@ -74,8 +86,12 @@ class Study:
         summary: what the command does, in a sentence; without one there is no command.
         fields: of the form and of the command.
         button: what the button says.
+        by_eager: whether the command can run the models by transformers' own forward.
         has_page: whether there is a report in HTML.
         heading, columns: of its table, see `tables.table`.
+        plots: those of each section that the page shows.
+        most_tables: of a section.
+        concludes: whether the first of its words is the conclusion; else all are alike.
         left_out: what is not measured, in a sentence.
     """
 
@@ -84,9 +100,13 @@ class Study:
     summary: ClassVar[str] = ""
     fields: ClassVar[tuple[Field, ...]] = ()
     button: ClassVar[str] = "Run"
+    by_eager: ClassVar[bool] = False
     has_page: ClassVar[bool] = False
     heading: ClassVar[str] = ""
     columns: ClassVar[Sequence[tuple[str, str, str]]] = ()
+    plots: Sequence[Sequence[Plot]] = ((),)
+    most_tables: ClassVar[int] = 1
+    concludes: ClassVar[bool] = True
 
     @classmethod
     def form(cls, servers: bool = True) -> list[Field]:
@@ -119,7 +139,13 @@ class Study:
 
     @classmethod
     def needs_models(cls, asked: Mapping[str, Any]) -> bool:
-        return True
+        """Not where a server writes the texts, or traces hold them."""
+        return not (asked.get("server") or asked.get("traces"))
+
+    @classmethod
+    def check_options(cls, asked: Mapping[str, Any]) -> None:
+        """Refuse what the command was asked for, as far as no model is needed to see it."""
+        settings_in(asked)
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         self.loaded, self.asked = loaded, asked
@@ -130,6 +156,11 @@ class Study:
         """Measure; yields what it is at. What there is when it is closed can be shown."""
         raise NotImplementedError
 
+    @property
+    def failed(self) -> bool:
+        """Whether the command ends with status 1."""
+        return False
+
     def words(self) -> list[str]:
         """What was found, in sentences."""
         return []
@@ -137,6 +168,19 @@ class Study:
     def tables(self) -> list[Table]:
         """What a person reads besides: the rows by the `columns`, if there are any."""
         return [table(self.heading, self.columns, self.rows())] if self.columns else []
+
+    def drawn(self) -> Mapping[str, Rows]:
+        """The rows of the plots by `Plot.part`."""
+        return {"": self.rows()}
+
+    def sections(self) -> list[Section | None]:
+        """What the page shows, one below the other; None for what there is not, or not yet."""
+        (plots,), drawn, words = self.plots, self.drawn(), self.words()
+        if not (words or any(drawn.values())):
+            return []
+        verdict = words.pop(0) if words and self.concludes else ""
+        words += [self.left_out] * bool(self.left_out)
+        return [Section(verdict, words, [(plot, drawn.get(plot.part, ())) for plot in plots], self.tables())]
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of the CSV file."""
@@ -158,10 +202,6 @@ class Study:
         """Everything as a page of HTML; empty where there is none."""
         return ""
 
-    def given(self, names: str) -> list[Any]:
-        """Some of the values that were asked for."""
-        return [self.asked[name] for name in names.split()]
-
     def prompts(self, file: str) -> list[Prompt]:
         """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""
         prompts = self.asked.get("prompts", 3)
@@ -179,9 +219,8 @@ def settings_in(asked: Mapping[str, Any]) -> Settings:
 
 
 def some_of_each(file: str, count: int) -> list[Prompt]:
-    """The first prompts of each category of a prompt file, the categories in turn."""
-    groups = grouped(read_prompts(PROMPT_FILES / f"{file}.jsonl"), lambda prompt: prompt.category)
-    return [group[place] for place in range(count) for group in groups.values() if place < len(group)]
+    """`some` prompts of a file that ships."""
+    return some(read_prompts(PROMPT_FILES / f"{file}.jsonl"), count)
 
 
 def lengthened(question: str, tokens: int, number: int) -> str:

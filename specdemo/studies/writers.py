@@ -43,10 +43,12 @@ class Written:
     """How many tokens were tested and accepted in the rounds of the first half of the text, and of the second."""
 
     @property
-    def round_seconds(self) -> float | None:
-        """Of a mean round."""
-        after = self.stats.seconds - self.stats.prompt_seconds
-        return after / self.rounds if self.rounds and after > 0 else None
+    def milliseconds(self) -> dict[str, float | None]:
+        """Of all rounds together, and of their parts; None if unknown."""
+        stats, known = self.stats, self.rounds and self.stats.seconds > self.stats.prompt_seconds
+        parts = {"draft_ms": stats.draft_seconds, "verify_ms": stats.verify_seconds, "other_ms": stats.other_seconds}
+        all_parts = {"ms": stats.seconds - stats.prompt_seconds, **parts}
+        return {name: 1000 * part if known and part is not None else None for name, part in all_parts.items()}
 
 
 class Writer(Protocol):

@@ -8,7 +8,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from .health import health_routes
-from .mcp import only_tools
+from .mcp import CallNumbers, only_tools
 from .replay.routes import replay_routes
 from .runs import Runs
 from .serving.entry import RequestGuard
@@ -46,6 +46,7 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
             ],
             "middleware": [
                 Middleware(RequestGuard),
+                *([Middleware(CallNumbers)] if tools else []),
                 Middleware(PageHead, first=script_tags(), last=style_tags() + FONTS, runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),
             ],

@@ -39,6 +39,7 @@ from .values import to_json
 PREFIX = "mcp_"  # of the names of the endpoints, which other programs see too
 TOOLS = "race", "check", "explain_round", "list_models"
 CALL = "x-specdemo-call"  # the header with the number of a call, by which a tool knows whether it is still open
+PATH = "/gradio_api/mcp"  # that Gradio serves tools at
 calls = set[str]()  # that are open
 NO_LINE: dict[str, Any] = {"queue": False}  # for a tool that needs no model
 FIRST_WORDS = 30
@@ -63,19 +64,26 @@ async def only_tools(app: Any) -> AsyncIterator[None]:
     """The lifespan of a server whose only tools are those of `TOOLS`. Gradio would make one of every endpoint."""
     server = app.get_blocks().mcp_server_obj
     server.tool_to_endpoint = {f"{server.tool_prefix}{name}": f"/{PREFIX}{name}" for name in TOOLS}
-    handle = server.manager.handle_request
+    yield
 
-    async def handle_call(scope: Any, receive: Any, send: Any) -> None:
+
+class CallNumbers:
+    """Middleware that numbers the calls of tools, and notes which are open."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or PATH not in scope["path"]:
+            await self._app(scope, receive, send)
+            return
         call = secrets.token_hex(8)
         calls.add(call)
         others = [header for header in scope["headers"] if header[0] != CALL.encode()]
         try:
-            await handle({**scope, "headers": [*others, (CALL.encode(), call.encode())]}, receive, send)
+            await self._app({**scope, "headers": [*others, (CALL.encode(), call.encode())]}, receive, send)
         finally:  # also when the connection is closed
             calls.remove(call)
-
-    server.manager.handle_request = handle_call
-    yield
 
 
 def is_given_up(request: gr.Request) -> bool:

@@ -20,7 +20,7 @@ from .replay.routes import attracting_files, opening_file
 from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
-from .serving.queue import look_less_often
+from .serving.queue import Page
 from .share.tab import add_share
 from .values import to_json
 
@@ -48,7 +48,7 @@ def build_page(
         tools: whether language models may use the page, see `mcp`.
         login: whether visitors may log in, see `hub_login`.
     """
-    with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
+    with Page(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
         top = Part(
             "mountTop",
             ("retry", "able"),
@@ -84,7 +84,6 @@ def build_page(
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
     runs.engine, runs.most_watchers = engine, budgets.watchers
     runs.place, runs.heard = (lambda session: place_of(page, session)), (lambda session: is_heard(page, session))
-    look_less_often(page)
     return page
 
 

@@ -36,7 +36,6 @@ from specdemo.system.progress import tell
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Status
-from specdemo.ui.lab.pictures import BY_WORDS, PICTURES
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, MORE_LANES, NO_LANE, read_form
 from tests.harness.texts import with_text
 from tests.harness.ui_classes import Engine
@@ -317,6 +316,5 @@ def asked_by_form(**values: Any) -> Request:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, study: type[Study], other: type[Study]) -> None:
     """Measure and show by `other` in the tab of a study."""
-    for name in ("__init__", "run", "words", "tables", "rows", "result"):
+    for name in ("__init__", "run", "words", "tables", "rows", "drawn", "sections", "result"):
         monkeypatch.setattr(study, name, getattr(other, name))
-    monkeypatch.setitem(PICTURES, study.name, BY_WORDS)

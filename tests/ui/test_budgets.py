@@ -156,7 +156,7 @@ def test_a_study_ends_with_what_it_has_when_its_time_is_up() -> None:
     assert json.loads(last)["end"] == view.outcome
     assert tells(view.outcome, "Stopped 0.3 study")
     assert view.picture[0]
-    assert view.picture[0].words[0].endswith(" steps")
+    assert view.picture[0][0].verdict.endswith(" steps")
     assert json.loads(view.files["json"])["rows"][0]["steps"] > 5
 
 

@@ -25,16 +25,16 @@ from specdemo.errors import BadInput
 from specdemo.studies import lossless, profile
 from specdemo.studies.check import Check
 from specdemo.studies.checks import DESCRIPTIONS
+from specdemo.studies.explain import tried
 from specdemo.studies.lab import STUDIES
+from specdemo.studies.plots import Axis, Plot, Section
 from specdemo.studies.rules import BROKEN
 from specdemo.studies.study import some_of_each
 from specdemo.studies.tables import Table
 from specdemo.system.progress import check_stopped
 from specdemo.ui.engine import EngineTrouble, Pauses, real_backend
-from specdemo.ui.lab import plots
 from specdemo.ui.lab import run as lab_run
-from specdemo.ui.lab.pictures import PICTURES, Shown
-from specdemo.ui.lab.pictures_of_theory import theory_of
+from specdemo.ui.lab.draw import drawn
 from specdemo.ui.lab.results import plain
 from specdemo.ui.lab.run import LabRun
 from tests.harness.files import full_preset
@@ -205,7 +205,7 @@ def cells(fold: Locator) -> list[list[str]]:
 def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, stopped = profile._timed_passes, threading.Event()
 
-    def held(*args: Any) -> list[profile.Timing]:
+    def held(*args: Any) -> Any:
         assert stopped.wait(20)
         return timed(*args)
 
@@ -382,13 +382,13 @@ def test_lossless(lab: Open) -> None:
     measure(page, "lossless", broken="resample-from-p", rounds=rounds, prompt=prompt)
     whole, rows = files(page, shown)
     assert "CHANGES" in shown.locator(".lab-section .prose strong").all_inner_texts()[-4]  # and three plots' titles
-    assert {check["text"] for check in whole["greedy"]} == {"ngram", "transformers"}
-    assert all(check["identical"] or check["near_tie"] for check in whole["greedy"])
+    assert {check["text"] for check in whole["texts"]} == {"ngram", "transformers"}
+    assert all(check["identical"] or check["near_tie"] for check in whole["texts"])
     assert dict(bars(shown, "Texts that are the target's own")).keys() == {"ngram", "transformers"}
-    shares = [token["count"] / rounds for token in whole["sampling"][-1]["likeliest"]]
+    shares = [token["count"] / rounds for token in whole["sampling"]["likeliest"]]
     drawn = [float(value.removesuffix("%")) / 100 for _, value in bars(shown, "The likeliest")]
     assert drawn == pytest.approx(shares, abs=0.00051)
-    assert {row["part"] for row in rows} == {"greedy", "sampling"}
+    assert {row["part"] for row in rows} == {"texts", "sampling"}
 
 
 @pytest.mark.slow
@@ -648,17 +648,17 @@ HOSTILE = "<img src=x onerror='window.hurt = 1'>${window.hurt = 1}{{value}}"
 
 @pytest.mark.slow
 def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    dots: list[list[float | None]] = [[0, 1, 0.5, 1.5], [1, 2, None, None], [4, 4, 3, 100]]
-    x, y = {"label": HOSTILE, "format": ",.0f"}, {"label": HOSTILE, "format": ".2f", "from": 0}
-    rows = [{"name": HOSTILE, "value": 0.25, "low": 0.1, "high": 0.5, "mark": 0.4, "words": HOSTILE}]
-    figures = [
-        plots.lines(HOSTILE, HOSTILE, x, y, [(HOSTILE, dots)], [(1, f"{HOSTILE} rule")]),
-        plots.bars(HOSTILE, HOSTILE, {"label": HOSTILE, "format": ".0%", "to": 1}, rows, [(0.2, HOSTILE)], HOSTILE),
-        plots.bars("bare", "", {"label": "", "format": ".0%"}, [{"name": "bare", "value": 1}], whisker="a whisker"),
+    dots = [(0, 1, 0.5, 1.5), (1, 2, None, None), (4, 4, 3, 100)]
+    dots_of = [dict(zip(("at", "value", "low", "high"), dot, strict=True)) for dot in dots]
+    x, y, shares = Axis(HOSTILE), Axis(HOSTILE, ".2f"), Axis(HOSTILE, ".0%", end=1)
+    rows = [{"at": HOSTILE, "value": 0.25, "low": 0.1, "high": 0.5, "own": 0.4}]
+    plots: list[tuple[Plot, Any]] = [
+        (Plot(HOSTILE, HOSTILE, "at", {"value": HOSTILE}, y, x, rule=(1, f"{HOSTILE} rule")), dots_of),
+        (Plot(HOSTILE, HOSTILE, "at", {"value": ""}, shares, rule=("own", HOSTILE)), rows),
     ]
     hostile = Table(HOSTILE, [HOSTILE], [HOSTILE], [[HOSTILE]])
-    section = plots.Section(HOSTILE, [HOSTILE], figures, [hostile], HOSTILE)
-    monkeypatch.setitem(PICTURES, "domains", Shown(lambda *_: [section], ((3, 1),)))
+    section = Section(HOSTILE, [HOSTILE], plots, [hostile], HOSTILE)
+    monkeypatch.setattr(STUDIES["domains"], "sections", lambda _: [section])
     page, shown = lab("domains")
     measure(page, "domains")
     expect(shown.locator(".lab-section li")).to_contain_text(HOSTILE)  # after the picture of an earlier test
@@ -679,15 +679,14 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
     begin, long = min(grid), max(grid) - min(grid)  # from 0 to 1
     bar = box(second.locator("svg.marks .mark-rect.role-mark path").first)
     assert bar["width"] / long == pytest.approx(0.25, abs=0.02)
-    line, reach = (box(rule) for rule in second.locator("svg.marks .mark-rule.role-mark line").all())
-    mark = box(second.locator("svg.marks .mark-symbol.role-mark path"))
-    for at, share in ((line["x"], 0.2), (reach["x"], 0.1), (mark["x"] + mark["width"] / 2, 0.4)):
+    reach = box(second.locator("svg.marks .mark-rule.role-mark line"))
+    bar, tick = (box(path) for path in second.locator("svg.marks .mark-rect.role-mark path").all()[:2])
+    for at, share in ((reach["x"], 0.1), (tick["x"] + tick["width"] / 2, 0.4)):
         assert (at - begin) / long == pytest.approx(share, abs=0.02)
     assert reach["width"] / long == pytest.approx(0.4, abs=0.02)
-    assert "◆" in second.inner_text()
-    assert "a whisker" not in shown.locator(".lab-figure").nth(2).inner_text()  # of what is drawn
+    assert "┃" in second.inner_text()
     drawn.locator("[aria-roledescription=point]").first.hover()
-    expect(page.locator("#vg-tooltip-element")).to_contain_text(telling("1.00, 0.50 1.50"))
+    expect(page.locator("#vg-tooltip-element")).to_contain_text(telling("1.00 0.50 1.50"))
     assert shown.locator("img").count() == 0
     assert page.evaluate("window.hurt") is None
 
@@ -709,7 +708,7 @@ def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, m
     assert shares[0] == 0.0
     assert job.pictured >= 2
     assert last["pictured"] == job.pictured
-    assert [section and section.title[:2] for section in job.picture] == [None, "2.", "3."]
+    assert [section and section[0].title[:2] for section in job.picture] == [None, "2.", "3."]
     assert tells(str(job.picture), "sign difference")
     assert last["end"] == "Done."
     assert job.ended.is_set()
@@ -756,11 +755,11 @@ def test_any_form_is_read_or_refused_in_words(view: str, data: st.DataObject) ->
 @given(st.dictionaries(st.sampled_from(["draft_ms", "target_ms", "alpha"]), values))
 def test_theory_of_any_numbers_is_a_picture_or_refused(asked: dict[str, Any]) -> None:
     try:
-        (section,) = theory_of(asked)
+        (section,) = drawn(tried(asked))
     except BadInput:
         return
     assert section is not None
-    assert not re.search(r"\bNaN\b|Infinity", "".join(figure.plot for figure in section.figures))
+    assert not re.search(r"\bNaN\b|Infinity", "".join(figure.plot for figure in section[1] if figure))
 
 
 def test_the_words_of_the_broken_rules_are_those_of_the_rules_that_there_are() -> None:

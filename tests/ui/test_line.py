@@ -219,11 +219,6 @@ def test_this_gradio_keeps_its_queue_where_it_was_seen(held: str, place: Any) ->
 def test_a_gradio_that_keeps_its_line_elsewhere_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.events_of(SimpleNamespace(), MODEL_LINE) == ([], [])
     assert queue.events_of(SimpleNamespace(_queue=object()), MODEL_LINE) == ([], [])
-    with gr.Blocks() as page:
-        pass
-    page._queue = SimpleNamespace()
-    queue.look_less_often(page)
-    assert vars(page._queue) == {}
     monkeypatch.setattr("specdemo.ui.serving.line.events_of", lambda blocks, line: ([], []))
     with served(Script()) as url, Caller(url) as caller:
         outcome = caller.outcome(caller.join("one two", max_new_tokens=5))

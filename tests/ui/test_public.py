@@ -19,8 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specdemo.errors import BadInput
 from specdemo.settings import SETTINGS
+from specdemo.studies.explain import tried
 from specdemo.studies.lab import STUDIES
-from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.other_work import OtherWork
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import FIELDS
@@ -75,7 +75,7 @@ def test_a_number_of_the_lab_is_taken_as_it_is_or_refused_in_a_sentence(view: st
 @pytest.mark.parametrize("name", ["draft_ms", "target_ms", "alpha"])
 def test_a_number_of_the_theory_that_cannot_be_is_refused(name: str, number: Any) -> None:
     with refuses(BadInput, "number"):
-        theory_of({"draft_ms": 1, "target_ms": 10, "alpha": 0.5, name: number})
+        tried({"draft_ms": 1, "target_ms": 10, "alpha": 0.5, name: number})
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from specdemo.studies.ahead import (
     SIMULATED,
     SIMULATION,
     TOGETHER,
-    Text,
+    DraftsAhead,
     Times,
-    Way,
     in_words,
     simulated,
-    summarise,
     times_of,
 )
+from specdemo.studies.grid import Row
 from specdemo.tokens import Ahead
 
 from ..sentences import tells
@@ -60,17 +58,24 @@ def test_side_by_side_a_round_takes_what_the_slower_one_takes(times: list[Times]
     assert simulated(times) == ends
 
 
-def text(way: Way, prompt: str, seconds: float, hits: int = 0) -> Text:
-    return Text(way, prompt, 100, seconds, hits, 20 if way.fan_out else 0, 6.0, 0.05, 0.02, 0.04)
+Way = tuple[str, int | None, int | None]
+OF_ALONE, OF_PLAIN = (ALONE, None, None), (PLAIN, 4, None)
+
+
+def text(way: Way, prompt: str, seconds: float, hits: int = 0) -> Row:
+    method, k, fan_out = way
+    names = {"method": method, "k": k, "fan_out": fan_out, "prompt_id": prompt, "tokens_per_second": 100 / seconds}
+    times = {"pass_ms": 50.0, "draft_ms": 20.0, "prepare_ms": 40.0}
+    return {**names, "hits": hits, "drafts": 20 if fan_out else 0, "prepared": 6.0 if fan_out else None, **times}
 
 
 def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
-    methods = [Way(ALONE), Way(PLAIN, 4), Way(TOGETHER, 4, 1), Way(SIMULATED, 4, 1), Way(SIMULATED, 4, 3)]
+    methods: list[Way] = [OF_ALONE, OF_PLAIN, (TOGETHER, 4, 1), (SIMULATED, 4, 1), (SIMULATED, 4, 3)]
     seconds = dict(zip(methods, (4.0, 2.0, 2.5, 1.8, 1.6), strict=True))
     texts = [
         text(method, name, slow * seconds[method], 15) for method in methods for name, slow in (("a", 1), ("b", 2))
     ]
-    rows = summarise(texts, methods)
+    rows = DraftsAhead.rows_of(texts)
     assert [round(row["speedup"].mean, 3) if row["speedup"] else None for row in rows] == [0.5, None, 0.8, 1.111, 1.25]
     assert [row["hits"] and row["hits"].mean for row in rows] == [None, None, 0.75, 0.75, 0.75]
     first, second, third = in_words(rows)
@@ -82,8 +87,8 @@ def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
 
 
 def test_of_several_ks_words_name_the_best_against_the_best_without() -> None:
-    seconds = {Way(PLAIN, 2): 2.0, Way(SIMULATED, 2, 1): 1.5, Way(PLAIN, 4): 1.8, Way(SIMULATED, 4, 1): 1.2}
-    rows = summarise([text(way, "a", slow, 15) for way, slow in seconds.items()], [*seconds])
+    seconds = {(PLAIN, 2, None): 2.0, (SIMULATED, 2, 1): 1.5, (PLAIN, 4, None): 1.8, (SIMULATED, 4, 1): 1.2}
+    rows = DraftsAhead.rows_of([text(way, "a", slow, 15) for way, slow in seconds.items()])
     assert [(row["k"], row["speedup"] and round(row["speedup"].mean, 2)) for row in rows] == [
         *((2, 0.9), (2, 1.2), (4, None), (4, 1.5))
     ]
@@ -92,19 +97,19 @@ def test_of_several_ks_words_name_the_best_against_the_best_without() -> None:
 
 
 def test_words_name_the_cause_where_it_is_slower() -> None:
-    methods = [Way(PLAIN, 4), Way(TOGETHER, 4, 1), Way(SIMULATED, 4, 1)]
+    methods: list[Way] = [OF_PLAIN, (TOGETHER, 4, 1), (SIMULATED, 4, 1)]
     texts = [
         text(way, "a", seconds, hits) for way, seconds, hits in zip(methods, (1, 2, 1.6), (0, 15, 15), strict=True)
     ]
-    texts[1:] = [replace(texts[1], passing=0.135), replace(texts[2], preparing=0.11)]
-    here, second, _ = in_words(summarise(texts, methods), "2 cores")
+    texts[1:] = [{**texts[1], "pass_ms": 135.0}, {**texts[2], "prepare_ms": 110.0}]
+    here, second, _ = in_words(DraftsAhead.rows_of(texts), "2 cores")
     assert tells(here, "2.70 2 6.0 2.2")
     assert tells(second, "6.0 2.2")
     assert SIMULATION in second
-    apart, *_ = in_words(summarise(texts, methods))
+    apart, *_ = in_words(DraftsAhead.rows_of(texts))
     assert tells(apart, "6.0 2.2")
     texts[2] = text(methods[2], "a", 1.6, 15)
-    assert in_words(summarise(texts, methods))[0].endswith(" ready.")
+    assert in_words(DraftsAhead.rows_of(texts))[0].endswith(" ready.")
 
 
 def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
 from tools.bench.__main__ import app
 from tools.bench.results import drafters_markdown, markdown, read_record, spread, trees_markdown
-from tools.bench.rows import Row, summarise
+from tools.bench.rows import Row, summary
 from tools.bench.rows import command as command_line
 from tools.bench.tables import text_table
-from tools.bench.turns import in_turns
+from tools.bench.turns import in_turns, mean_of
 
 from ..conftest import Command
 from ..sentences import refuses, tells
@@ -38,7 +38,7 @@ def run(
 
 
 def over_all(runs: list[Row]) -> list[Row]:
-    return [row for row in summarise(runs) if row["category"] == "all"]
+    return [row for row in summary(runs) if row["category"] == "all"]
 
 
 def test_ratios_are_taken_run_by_run_and_averaged_as_logarithms() -> None:
@@ -67,18 +67,28 @@ def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> N
         for k, both in rates.items()
         for prompt, rate in zip("ab", both, strict=True)
     ]
-    held = {row["category"]: row["ratio_to_best_k"] for row in summarise(runs) if row["k"] == AUTO}
+    held = {row["category"]: row["ratio_to_best_k"] for row in summary(runs) if row["k"] == AUTO}
     assert (held["easy"]["k"], held["easy"]["mean"]) == (2, pytest.approx(0.6))
     assert (held["hard"]["k"], held["hard"]["mean"]) == (8, pytest.approx(1.2))
     assert (held["all"]["k"], held["all"]["mean"]) == (2, pytest.approx((0.6 * 3) ** 0.5))  # by ratios, not by tokens/s
-    assert all(row["ratio_to_best_k"] is None for row in summarise(runs) if row["k"] != AUTO)
-    assert all(row["ratio_to_best_k"] is None for row in summarise([run for run in runs if run["k"] in (0, AUTO)]))
+    assert all(row["ratio_to_best_k"] is None for row in summary(runs) if row["k"] != AUTO)
+    assert all(row["ratio_to_best_k"] is None for row in summary([run for run in runs if run["k"] in (0, AUTO)]))
 
 
 def test_each_turn_begins_with_another_work() -> None:
     count = itertools.count(1)
     found = in_turns({name: lambda: next(count) for name in "abc"}, 4)
     assert found == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}  # abc bca cab abc
+
+
+def test_an_interval_does_not_reach_below_zero() -> None:
+    spread = mean_of([1.0, 9.0])
+    assert spread is not None
+    assert (spread.mean, spread.low, spread.high) == (5, 0, pytest.approx(5 + 12.706 * 4, abs=0.01))
+    assert mean_of([]) is None
+    share = mean_of([0.9, 1.0], most=1.0)
+    assert share is not None
+    assert (share.low, share.high) == (pytest.approx(0.95 - 12.706 * 0.05, abs=1e-4), 1)
 
 
 def test_a_command_is_told_without_the_file_that_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +153,7 @@ def test_a_file_of_prompts_that_cannot_be_used_is_refused_in_words(tmp_path: Pat
 
 def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
     prompts = [Prompt(str(place), category, "") for place, category in enumerate("aabab")]
-    assert [prompt.id for prompt in some(prompts, 2)] == ["0", "1", "2", "4"]
+    assert [prompt.id for prompt in some(prompts, 2)] == ["0", "2", "1", "4"]
     assert some(prompts, 0) == prompts
 
 

@@ -104,7 +104,7 @@ def test_weights_of_another_type_are_compared_and_released(folder: Path) -> None
     loaded = load(preset_of(folder), "float32", "cpu")
     asked = {"drafter": "prompt-lookup", "k": 2, "each": 1, "max_new_tokens": 16, "other_weights": "int8"}
     study = Causes(loaded, asked)
-    study.conditions = [condition for condition in study.conditions if condition.cause == WEIGHTS]
+    study.plan([text for text in study.texts if text["cause"] == WEIGHTS])
     for _ in study.run():
         pass
     assert not study.left_out

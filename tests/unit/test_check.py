@@ -21,10 +21,11 @@ from specdemo.servers.flags import elsewhere
 from specdemo.settings import AUTO, Settings
 from specdemo.studies import perplexity, writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
-from specdemo.studies.perplexity import Difference, Perplexity, logits_of, loss_of
+from specdemo.studies.grid import Row
+from specdemo.studies.perplexity import difference, logits_of, loss_of, rows_of
 from specdemo.studies.study import some_of_each
 from specdemo.studies.writers import Written
-from specdemo.ui.lab.pictures import PICTURES
+from specdemo.ui.lab.draw import drawn
 from specdemo.ui.lab.results import Results
 from tests.harness.files import make_tokenizer, write_gguf
 from tests.harness.models import preset_of, save, tiny
@@ -233,28 +234,31 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, command: Command, option
 # Quantized weights ----------------------------------------------------------------------------------------------
 
 
+def losses(weights: str, found: list[tuple[float, int]], reference: list[tuple[float, int]]) -> list[Row]:
+    return [
+        {"weights": weights, "text": place, "loss": loss, "tokens": tokens, "more": loss - exact}
+        for place, ((loss, tokens), (exact, _)) in enumerate(zip(found, reference, strict=True))
+    ]
+
+
 def test_the_ratio_of_perplexities_is_that_of_their_means_and_has_an_interval() -> None:
     reference = [(2.0 * count, count) for count in (10, 20, 30, 40, 50, 60, 70, 80)]
-    same = Perplexity.of("int8", reference, reference)
-    assert same.ratio is not None
-    assert same.ratio.mean == 1
-    worse = Perplexity.of("int4", [(loss + 0.1 * n, n) for loss, n in reference], reference)
-    assert worse.ratio is not None
-    assert worse.ratio.mean == pytest.approx(math.exp(0.1))
-    better = Perplexity.of("int4", [(loss - 0.1 * n * (n % 20 + 1) / 11, n) for loss, n in reference], reference)
-    assert better.ratio is not None
-    assert better.ratio.low is not None
-    assert better.ratio.high is not None
-    assert better.ratio.low < better.ratio.mean < 1  # it may be below 1
+    runs = losses("int8", reference, reference)
+    runs += losses("int4", [(loss + 0.1 * n, n) for loss, n in reference], reference)
+    runs += losses("better", [(loss - 0.1 * n * (n % 20 + 1) / 11, n) for loss, n in reference], reference)
+    same, worse, better = (row["ratio"] for row in rows_of(runs))
+    assert same.mean == 1
+    assert worse.mean == pytest.approx(math.exp(0.1))
+    assert better.low < better.mean < 1  # it may be below 1
+    assert better.high is not None
 
 
 def test_the_page_has_room_for_every_table(checked: Any) -> None:
     study = checked({"eagle": 1.5})
-    study.perplexities = [Perplexity.of("int8", [(1.0, 2)] * 2)]
-    shown = PICTURES["check"]
+    study.perplexities = rows_of(losses("int8", [(1.0, 2)] * 2, [(1.0, 2)] * 2))
     with gr.Blocks():
-        results = Results(shown.sections)
-    updates = results.update(shown.picture(study))
+        results = Results(Check)
+    updates = results.update(drawn(study.sections()))
     (section,) = results.sections
     titles = [updates[table.fold].get("label") for table in section.tables]
     assert titles == [table.title if table.rows else None for table in study.tables()]
@@ -264,11 +268,11 @@ def test_the_page_has_room_for_every_table(checked: Any) -> None:
 def test_logits_differ_by_the_root_mean_square_and_another_token_may_be_the_likeliest() -> None:
     exact = torch.tensor([[1.0, 3.0], [5.0, 2.0], [0.0, 1.0], [1.0, 0.0]])
     other = exact + torch.tensor([[0.0, 0.0], [-4.0, 0.0], [0.0, 0.0], [0.0, 0.5]])
-    differences = [Difference.of(other[rows], exact[rows]) for rows in ([0, 1], [2, 3])]
-    found = Perplexity.of("int4", [(1.0, 2)] * 2, [(1.0, 2)] * 2, differences)
-    assert found.rms == pytest.approx(math.sqrt(16.25 / 8))
-    assert found.changed is not None
-    assert found.changed.mean == 1 / 4
+    runs = losses("int4", [(1.0, 2)] * 2, [(1.0, 2)] * 2)
+    differences = [difference(other[rows], exact[rows]) for rows in ([0, 1], [2, 3])]
+    (found,) = rows_of([{**run, **differs} for run, differs in zip(runs, differences, strict=True)])
+    assert found["rms"] == pytest.approx(math.sqrt(16.25 / 8))
+    assert found["changed"].mean == 1 / 4
 
 
 def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
@@ -278,20 +282,18 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
     loaded = load(by_name(str(tmp_path / "tiny.gguf")), "stored", "cpu")
     monkeypatch.setattr(perplexity, "can_start", lambda: True)
-    monkeypatch.setattr(perplexity, "losses_of_llamacpp", lambda _, texts: ((3.0, len(ids) - 1) for ids in texts))
+    monkeypatch.setattr(
+        perplexity, "losses_of_llamacpp", lambda _, texts: ({"loss": 3.0, "tokens": len(ids) - 1} for ids in texts)
+    )
     study = Check(loaded, {})
     assert [*study._compare_weights()][-1] == perplexity.COMPARING_LLAMACPP
     stored, exact, theirs = study.perplexities
-    assert (stored.weights, exact.weights, theirs.weights.split(",")[0]) == ("stored", "float32", "llama.cpp")
-    assert stored.tokens == theirs.tokens
-    assert stored.rms is not None
-    assert 0 < stored.rms < 0.01  # the products alone: those in float32 are of the same numbers
-    assert (exact.rms, theirs.rms, theirs.changed) == (None, None, None)
-    assert theirs.perplexity is not None
-    assert theirs.ratio is not None
-    assert exact.perplexity is not None
-    assert theirs.perplexity.mean == pytest.approx(math.exp(3 * theirs.texts / theirs.tokens))
-    assert theirs.ratio.mean == pytest.approx(theirs.perplexity.mean / exact.perplexity.mean)
+    assert (stored["weights"], exact["weights"], theirs["weights"].split(",")[0]) == ("stored", "float32", "llama.cpp")
+    assert stored["tokens"] == theirs["tokens"]
+    assert 0 < stored["rms"] < 0.01  # the products alone: those in float32 are of the same numbers
+    assert (exact["rms"], theirs["rms"], theirs["changed"]) == (None, None, None)
+    assert theirs["perplexity"].mean == pytest.approx(math.exp(3 * theirs["texts"] / theirs["tokens"]))
+    assert theirs["ratio"].mean == pytest.approx(theirs["perplexity"].mean / exact["perplexity"].mean)
 
     def fail(*_: Any) -> Any:
         raise BadInput("It does not start.")
@@ -299,7 +301,7 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
 
     monkeypatch.setattr(perplexity, "losses_of_llamacpp", fail)
     study = Check(loaded, {})
-    assert len([*study._compare_weights()]) == stored.texts
+    assert len([*study._compare_weights()]) == stored["texts"]
     assert len(study.perplexities) == 2
     assert [*map(gist, study.not_compared)] == ["The llama.cpp It"]
     text = "the cat sat on the mat " * 5
@@ -307,7 +309,7 @@ def test_a_check_of_stored_weights_compares_them_with_llamacpp_or_says_why_not(
     monkeypatch.setattr(perplexity, "PIECE", tokens // 2 + 1)
     study = Check(loaded, {"text": text})
     assert len([*study._compare_weights()]) == 2  # llama.cpp reads none of it
-    assert (study.perplexities[0].texts, study.perplexities[0].tokens) == (2, tokens - 2)
+    assert (study.perplexities[0]["texts"], study.perplexities[0]["tokens"]) == (2, tokens - 2)
     loaded.release()
 
 
@@ -321,20 +323,16 @@ def test_a_check_of_quantized_weights_compares_them_with_float32(tmp_path: Path)
         pass
     assert not study.not_compared
     quantized, exact = study.perplexities
-    assert (quantized.weights, exact.weights) == ("int8", "float32")
+    assert (quantized["weights"], exact["weights"]) == ("int8", "float32")
     plain = load(preset_of(folder), "float32", "cpu")
     ids = plain.encode(some_of_each("written", 1)[0].prompt, raw=True)
     expected = torch.nn.functional.cross_entropy(
         plain.model(torch.tensor([ids[:-1]])).logits[0], torch.tensor(ids[1:]), reduction="sum"
     )
-    loss, count = loss_of(logits_of(plain.target_runner, ids), ids)
-    assert loss == pytest.approx(expected.item(), rel=1e-4)
-    assert count == len(ids) - 1
-    assert quantized.ratio is not None
-    assert quantized.ratio.mean == pytest.approx(1, abs=0.05)
-    assert quantized.perplexity is not None
-    assert exact.perplexity is not None
-    assert quantized.ratio.mean == pytest.approx(quantized.perplexity.mean / exact.perplexity.mean)
+    found = loss_of(logits_of(plain.target_runner, ids), ids)
+    assert found == {"loss": pytest.approx(expected.item(), rel=1e-4), "tokens": len(ids) - 1}
+    assert quantized["ratio"].mean == pytest.approx(1, abs=0.05)
+    assert quantized["ratio"].mean == pytest.approx(quantized["perplexity"].mean / exact["perplexity"].mean)
     assert not loaded.released
     loaded.release()
     plain.release()

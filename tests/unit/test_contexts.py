@@ -14,7 +14,7 @@ from specdemo.settings import Settings
 from specdemo.studies.domains import Domains
 from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import sampling
-from specdemo.studies.profile import profile
+from specdemo.studies.profile import Profile
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.sweep import Sweep
 from tests.harness.files import make_tokenizer
@@ -62,6 +62,7 @@ def test_a_short_draft_model_limits_the_drafter_draft_model_alone(
     loaded = load(preset_of(target, draft), "float32", "cpu")
     ids, prompts = loaded.encode("the cat sat"), [Prompt("one", "test", "the cat sat")]
     longer, asked = Settings(max_new_tokens=60), {"prompts": prompts, "max_new_tokens": 60}
+    timed = {"prompt": "the cat sat", "k": 4, "repeats": 1, "max_new_tokens": 60}
     swept = {**asked, "drafters": ["draft-model"], "ks": [4], "temperatures": [0.0], "seeds": 1}
     assert text_of(loaded, "prompt-lookup", max_new_tokens=60) == text_of(loaded, "none", max_new_tokens=60)
     runs = (  # whoever asks for one: the page and its API, the command line, the studies and the benches
@@ -71,14 +72,14 @@ def test_a_short_draft_model_limits_the_drafter_draft_model_alone(
         lambda: next(Domains(loaded, {**asked, "drafter": "draft-model"}).run()),
         lambda: next(sampling(loaded, "draft-model", ids * 2, Settings(temperature=1.0))),
         lambda: next(Sweep(loaded, swept).run()),
-        lambda: next(profile(loaded, ids, ["draft-model"], new_tokens=60)),
+        lambda: Profile(loaded, {**timed, "drafters": ["draft-model"]}),
         lambda: read(loaded, prompts[0], 60, "draft-model"),
     )
     for run in runs:
         with refuses(BadInput, "short-llama 48."):
             run()
-    timings = [timing for step in profile(loaded, ids, ["prompt-lookup"], new_tokens=60, repeats=1) for timing in step]
-    assert {timing.name for timing in timings} == {"target", "prompt-lookup"}
+    study = Profile(loaded, {**timed, "drafters": ["prompt-lookup"]})
+    assert {case.get("model", case.get("drafter")) for case in study.cases} == {"target", "prompt-lookup"}
     loaded.release()
     named = ["race", "--target", str(target), "--draft", str(draft), "--prompt", "the cat", "-k", "2"]
     assert command(*named, "--drafter", "prompt-lookup", "--max-new-tokens", "60")[0] == 0

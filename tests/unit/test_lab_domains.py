@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
-from specdemo.studies.domains import CATEGORY, POSITION, Counts
+from specdemo.studies.domains import CATEGORY, POSITION, counts_of, in_words, rows_of
+from specdemo.studies.grid import Row, Runs
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
 from ..sentences import gist, tells
@@ -28,52 +29,52 @@ STORY: list[Event] = [
 CODE = [round_of(R)]
 
 
-def figures(counts: Counts, by: str) -> dict[str, tuple[int, int, int]]:
-    rows = [row for row in counts.rows() if row["by"] == by]
-    return {row["name"]: (row["drafted"], row["tested"], row["accepted"]) for row in rows}
+def counted(**texts: Sequence[Event]) -> list[Row]:
+    return [
+        {"prompt_id": name, CATEGORY: name, **count} for name, events in texts.items() for count in counts_of(events)
+    ]
+
+
+def figures(runs: Runs, by: str) -> dict[str, tuple[int, int, int]]:
+    return {row["name"]: (row["drafted"], row["tested"], row["accepted"]) for row in rows_of(runs, by)}
 
 
 def test_counts_by_hand() -> None:
-    counts = Counts()
-    counts.add("story", STORY)
-    counts.add("code", CODE)
-    assert figures(counts, CATEGORY) == {"story": (5, 4, 3), "code": (1, 1, 0)}
-    assert figures(counts, POSITION) == {"1": (3, 3, 2), "2": (2, 2, 1), "3": (1, 0, 0)}
-    row = counts.rows()[0]
+    runs = counted(story=STORY, code=CODE)
+    assert figures(runs, CATEGORY) == {"story": (5, 4, 3), "code": (1, 1, 0)}
+    assert figures(runs, POSITION) == {"1": (3, 3, 2), "2": (2, 2, 1), "3": (1, 0, 0)}
+    row, _ = rows_of(runs, CATEGORY)
     assert (row["acceptance_rate"], row["draft_efficiency"]) == (3 / 4, 3 / 5)
 
 
 def test_the_positions_are_in_the_order_of_numbers() -> None:
-    counts = Counts()
-    counts.add("story", [round_of(*[A] * 12)])
-    assert [row["name"] for row in counts.rows() if row["by"] == POSITION] == [str(n) for n in range(1, 13)]
+    rows = rows_of(counted(story=[round_of(*[A] * 12)]), POSITION)
+    assert [row["name"] for row in rows] == [str(n) for n in range(1, 13)]
 
 
-def counted(*accepted: int, first: int = 0, of: int = 40) -> dict[str, Counter[str]]:
+def group(category: str, position: int, *accepted: int, of: int = 40) -> list[Row]:
     """A count for each text."""
-    return {str(place): Counter(drafted=of, tested=of, accepted=passed) for place, passed in enumerate(accepted, first)}
+    names = {CATEGORY: category, POSITION: position, "drafted": of, "tested": of}
+    return [{**names, "prompt_id": f"{category} {n}", "accepted": passed} for n, passed in enumerate(accepted)]
 
 
 def test_texts_are_the_units_of_an_interval() -> None:
     """Forty guesses of each of eight texts: all alike they would be known to 1%, by texts they vary by 10%."""
-    counts = Counts()
-    counts.groups = {(CATEGORY, "code"): counted(24, 12, 30, 16, 28, 20, 10, 20)}
-    (row,) = counts.rows()
+    (row,) = rows_of(group("code", 1, 24, 12, 30, 16, 28, 20, 10, 20), CATEGORY)
     assert row["acceptance_rate"] == 0.5
     assert 0.05 < row["acceptance_rate"] - row["low"] < 0.2
-    counts.groups = {(CATEGORY, "code"): counted(24)}
-    assert (counts.rows()[0]["low"], counts.rows()[0]["high"]) == (None, None)
+    (row,) = rows_of(group("code", 1, 24), CATEGORY)
+    assert (row["low"], row["high"]) == (None, None)
 
 
 def test_in_words_tells_what_may_be_chance() -> None:
-    counts = Counts()
-    counts.groups = {
-        **{(CATEGORY, "code"): counted(30, 28, 32), (CATEGORY, "story"): counted(10, 8, 12, first=3)},
-        **{(POSITION, "1"): counted(5, 15, 25), (POSITION, "2"): counted(8, 16, 24), (POSITION, "3"): counted(0, of=9)},
-    }
-    by_category, by_position = counts.in_words()
-    assert gist(by_category) == "By code 75% 25%"
+    runs = [*group("code", 1, 30, 28, 32), *group("story", 1, 10, 8, 12), *group("story", 2, 0, of=9)]
+    by_category, *others = in_words(runs)
+    assert not others  # too few were tested at the second position
+    assert gist(by_category) == "By code 75% 23%"
+    runs = [*group("code", 1, 5, 15, 25), *group("code", 2, 8, 16, 24), *group("code", 3, 0, of=9)]
+    (by_position,) = in_words(runs)
     assert tells(by_position, "groups chance")
     assert "3 least" not in by_position
-    counts.groups = {(CATEGORY, "code"): counted(30), (CATEGORY, "story"): counted(10, first=1)}
-    assert tells(counts.in_words()[0], "chance")  # two texts say nothing of their kinds
+    (by_category,) = in_words([*group("code", 1, 30), *group("story", 1, 10)])
+    assert tells(by_category, "chance")  # two texts say nothing of their kinds

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from specdemo.decoding.events import Round
+from specdemo.drafters.names import DRAFTERS
 from specdemo.errors import BadInput
-from specdemo.studies import profile as profiling
 from specdemo.studies import theory
 from specdemo.studies.domains import CATEGORY, Domains
-from specdemo.studies.profile import Timing, costs, in_words, profile, steps
+from specdemo.studies.grid import OF_TEXT, Row, values
+from specdemo.studies.profile import Profile, _timed_drafts, costs, in_words, parts_of
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
-from specdemo.studies.sweep import Sweep, SweepRun, best_k, summarise
+from specdemo.studies.sweep import Sweep, best_k
 from specdemo.studies.tables import write_csv, write_json
+from specdemo.tokens import DraftedToken, DraftOutcome
 from tests.harness.classes import Loaded
 
 from ..sentences import gist, refuses, tells
@@ -29,14 +32,16 @@ PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "o
 # Profile ---------------------------------------------------------------------------------------------------
 
 
+def profile(loaded: Loaded, *drafters: str, **asked: Any) -> Profile:
+    return Profile(loaded, {"drafters": drafters, "k": 3, "repeats": 2, "prompt": "the cat", **asked})
+
+
 def test_a_profile_times_every_part(loaded: Loaded) -> None:
     drafters = ["ngram", "layer-skip"]
-    lists = list(profile(loaded, loaded.encode("the cat"), drafters, k=3, new_tokens=8, repeats=2))
-    assert len(lists) == steps(loaded, drafters, 2) == 18
-    assert [bool(part) for part in lists] == [False] * 6 + [True] * 12
-    timings = [timing for part in lists for timing in part]
-    assert all(timing.seconds >= 0 for timing in timings)
-    summary = profiling.summarise(timings)
+    study = profile(loaded, *drafters, max_new_tokens=8)
+    assert len([*study.run()]) == study.steps == study.done == 18
+    assert all(value >= 0 for run in study.runs for name in ("seconds", "first") for value in values([run], name))
+    summary = study.result()
     assert [row["model"] for row in summary["models"]] == ["target", "draft model"]
     passes = [(row["model"], row["tokens"]) for row in summary["passes"]]
     assert passes == [(model, tokens) for model in ("target", "draft model") for tokens in range(1, 18)]
@@ -46,25 +51,39 @@ def test_a_profile_times_every_part(loaded: Loaded) -> None:
 
 
 def test_a_stopped_profile_can_be_summarised(loaded: Loaded) -> None:
-    lists = profile(loaded, loaded.encode("the cat"), ["ngram"])
-    assert not any(profiling.summarise(next(lists)).values())
-    summary = profiling.summarise(next(filter(None, lists)))
+    study = profile(loaded, "ngram")
+    steps = study.run()
+    assert [next(steps) for _ in study.cases] == ["Warming up"] * len(study.cases)
+    assert not any(study.result().values())
+    next(steps)
+    summary = study.result()
     assert summary["models"][0]["model"] == "target"
     assert summary["passes"] == summary["drafters"] == []
 
 
-TIMINGS = [
-    *[Timing("first token", "target", 9, seconds) for seconds in (0.2, 0.4, 0.3)],
-    *[Timing("token", "target", 1, seconds / 1000) for seconds in range(10, 31, 2)],
-    *[Timing("pass", "target", 1, seconds) for seconds in (0.020, 0.010, 0.090)],
-    *[Timing("pass", "target", 2, seconds) for seconds in (0.025, 0.025, 0.023)],
-    *[Timing("draft", "ngram", 4, seconds) for seconds in (0.004, 0.004, 0.012)],
-    *[Timing("draft", "prompt-lookup", 0, 0.001)],
+def passes(tokens: int, *seconds: float) -> list[Row]:
+    return [{"part": "pass", "model": "target", "tokens": tokens, "seconds": each, "prompt_id": ""} for each in seconds]
+
+
+def drafts(drafter: str, *timed: tuple[int, float]) -> list[Row]:
+    parallel, made = DRAFTERS[drafter].parallel_drafting, [DraftedToken(1, DraftOutcome.UNTESTED)] * 8
+    events = [Round(0, tuple(made[:tokens]), (), seconds, 0.0, 0.0) for tokens, seconds in timed]
+    return [{"part": "draft", "drafter": drafter, "prompt_id": "", **row} for row in _timed_drafts(events, parallel)]
+
+
+TOKEN = {"part": "token", "model": "target", "prompt_id": ""}
+RUNS: list[Row] = [
+    *[{**TOKEN, "first": seconds} for seconds in (0.2, 0.4, 0.3)],
+    *[{**TOKEN, "seconds": seconds / 1000} for seconds in range(10, 31, 2)],
+    *passes(1, 0.020, 0.010, 0.090),
+    *passes(2, 0.025, 0.025, 0.023),
+    *drafts("ngram", (4, 0.004), (4, 0.004), (4, 0.012)),
+    *drafts("prompt-lookup", (0, 0.001)),
 ]
 
 
 def test_a_profile_by_hand() -> None:
-    summary = profiling.summarise(TIMINGS)
+    summary = parts_of(RUNS)
     (model,), (one, two), (ngram, lookup) = summary["models"], summary["passes"], summary["drafters"]
     assert model == {
         "model": "target",
@@ -81,11 +100,11 @@ def test_a_profile_by_hand() -> None:
 
 
 def test_the_costs_of_a_profile_for_the_theory() -> None:
-    found = costs(profiling.summarise(TIMINGS), "ngram")
+    found = costs(parts_of(RUNS), "ngram")
     assert found is not None
     assert found.round(1) == pytest.approx(0.05 + 1.25)
-    assert costs(profiling.summarise(TIMINGS), "prompt-lookup") is None
-    lines = in_words(profiling.summarise(TIMINGS), 1)
+    assert costs(parts_of(RUNS), "prompt-lookup") is None
+    lines = in_words(parts_of(RUNS), 1)
     assert gist(lines[0]) == "One 2 1.25 checking"
     assert tells(lines[1], "K 1 30%")
     assert tells(lines[2], "prompt-lookup found")
@@ -93,8 +112,7 @@ def test_the_costs_of_a_profile_for_the_theory() -> None:
 
 @pytest.mark.parametrize("drafter", ["block", "lookup-block"])
 def test_a_draft_made_at_once_costs_the_same_however_long_it_is(drafter: str) -> None:
-    timings = [*TIMINGS, *[Timing("draft", drafter, tokens, 0.004) for tokens in (2, 4, 8)]]
-    summary = profiling.summarise(timings)
+    summary = parts_of([*RUNS, *drafts(drafter, *((tokens, 0.004) for tokens in (2, 4, 8)))])
     row = summary["drafters"][-1]
     assert (row["parallel"], row["draft_cost"], row["ms_per_drafted_token"]) == (True, 0.2, 1.0)
     found = costs(summary, drafter)
@@ -106,7 +124,7 @@ def test_a_draft_made_at_once_costs_the_same_however_long_it_is(drafter: str) ->
 
 def test_a_prompt_without_room_is_refused(loaded: Loaded) -> None:
     with refuses(BadInput, "context"):
-        next(profile(loaded, [5] * loaded.context, []))
+        profile(loaded, prompt="the cat sat " * loaded.context)
 
 
 # Sweep -----------------------------------------------------------------------------------------------------
@@ -117,19 +135,18 @@ SWEEP |= {"seeds": 1, "max_new_tokens": 8}
 
 
 def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
-    two = {"drafters": ["ngram", "layer-skip"], "temperatures": (0.0, 1.0), "seeds": 2}
+    two: dict[str, Any] = {"drafters": ["ngram", "layer-skip"], "temperatures": (0.0, 1.0), "seeds": 2}
     study = Sweep(loaded, {**SWEEP, **two, "ks": (0, 1, 3)})
-    assert len(list(study.run())) == study.steps == study.done == 2 * 2 * 2 * 4
+    assert len(list(study.run())) == study.steps == study.done == 4 + 2 * 2 * 2 * 4  # each case warms up
     runs = study.runs
-    assert [(run.drafter, run.k) for run in runs[:4]] == study.cases
+    cases = [(drafter, k) for drafter in two["drafters"] for k in (1, 3)]
+    assert [(run["drafter"], run["k"]) for run in runs[:4]] == cases
     for run in runs:
-        assert run.accepted <= run.tested <= run.drafted
-        assert run.tokens_per_second is not None
-        assert run.alone is not None
-        assert run.tokens_per_second > (run.tokens - 1) / run.seconds  # after the prompt
-        assert run.speedup == pytest.approx(run.tokens_per_second / run.alone)
-    rows = summarise(runs)
-    cases = [("none", 0), *study.cases]
+        assert run["accepted"] <= run["tested"] <= run["drafted"]
+        assert run["tokens_per_second"] > (run["tokens"] - 1) / run["seconds"]  # after the prompt
+        assert run["speedup"] == pytest.approx(run["tokens_per_second"] / run["alone"])
+    rows = Sweep.rows_of(runs)
+    cases = [("none", 0), *cases]
     assert [(row["category"], row["temperature"], row["drafter"], row["k"]) for row in rows] == [
         (category, t, *case) for category in ("easy", "hard") for t in (0.0, 1.0) for case in cases
     ]
@@ -151,14 +168,15 @@ def test_a_sweep_that_cannot_run_is_refused_before_it_starts(loaded: Loaded) -> 
 
 def run(
     prompt: str, seed: int, k: int, speed: float, speedup: float | None, tested: int = 10, accepted: int = 5
-) -> SweepRun:
-    figures = *(21, 10, 2 * tested, tested, accepted, 2.0), speed, speed / speedup if speedup else None, speedup
-    return SweepRun(prompt, "easy", "ngram", k, 0.0, seed, *figures)
+) -> Row:
+    names = {"prompt_id": prompt, "category": "easy", "drafter": "ngram", "k": k, "temperature": 0.0, "seed": seed}
+    figures = zip(OF_TEXT, (21, 10, 2 * tested, tested, accepted, 2.0, speed), strict=True)
+    return {**names, **dict(figures), "alone": speed / speedup if speedup else None, "speedup": speedup}
 
 
 def test_a_summary_by_hand() -> None:
     runs = [run("a", 0, 2, 10, 1.0), run("a", 1, 2, 40, 4.0, 30, 25), run("b", 0, 2, 80, 8.0, 0, 0)]
-    alone, row = summarise(runs)
+    alone, row = Sweep.rows_of(runs)
     assert row["tokens_per_second"].mean == pytest.approx(40)  # of 20 and 80: prompts count, not texts
     assert row["speedup"].mean == pytest.approx(4)
     assert row["speedup"].count == 2
@@ -170,22 +188,12 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_a_single_prompt_is_spread_over_its_seeds() -> None:
-    row = summarise([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])[1]
+    row = Sweep.rows_of([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])[1]
     assert row["tokens_per_second"].count == 3
     assert row["tokens_per_second"].low < 100
 
 
-def test_an_interval_does_not_reach_below_zero() -> None:
-    spread = Spread.of([1.0, 9.0])
-    assert spread is not None
-    assert (spread.mean, spread.low, spread.high) == (5, 0, pytest.approx(5 + 12.706 * 4, abs=0.01))
-    assert Spread.of([]) is None
-    share = Spread.of([0.9, 1.0], most=1.0)
-    assert share is not None
-    assert (share.low, share.high) == (pytest.approx(0.95 - 12.706 * 0.05, abs=1e-4), 1)
-
-
-def runs_of(**speedups: list[float]) -> list[SweepRun]:
+def runs_of(**speedups: list[float]) -> list[Row]:
     """Runs by K, with a speed-up for each prompt."""
     return [run(str(n), 0, int(k[1:]), 10, s) for k, values in speedups.items() for n, s in enumerate(values)]
 
@@ -201,7 +209,7 @@ def runs_of(**speedups: list[float]) -> list[SweepRun]:
         (runs_of(k1=[0.8, 1.1, 0.9]), 0, [1], False, "K 1."),
     ],
 )
-def test_the_best_k(runs: list[SweepRun], k: int, tied: list[int], sure: bool, words: str) -> None:
+def test_the_best_k(runs: list[Row], k: int, tied: list[int], sure: bool, words: str) -> None:
     (best,) = best_k(runs)
     assert (best["k"], best["tied"], best["sure"]) == (k, tied, sure)
     assert tells(best["sentence"], words)

@@ -11,7 +11,8 @@ import pytest
 
 from specdemo.decoding.adaptive_k import best_length
 from specdemo.drafters.ngram import Ngram
-from specdemo.studies.readers import BatchRun, in_words, summarise
+from specdemo.studies.grid import Row
+from specdemo.studies.readers import BatchStudy, in_words
 from specdemo.tokens import DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 
@@ -21,19 +22,21 @@ pytestmark = pytest.mark.usefixtures("loads_once")
 Run = Callable[..., tuple[int, str, str]]
 
 
-def groups(speed: Callable[[int], float], with_drafter: Callable[[int, int], float]) -> list[BatchRun]:
+def groups(speed: Callable[[int], float], with_drafter: Callable[[int, int], float]) -> list[Row]:
     """Of 100 tokens in 3 repeats, from the tokens per second of all without a drafter and the ratio with it."""
     made = []
     for size in (1, 4, 16):
         for repeat in range(3):
             rate = speed(size) * (1 + 0.01 * repeat)
-            made.append(BatchRun(size, "none", repeat, 100, 100, 100 / rate))
-            made.append(BatchRun(size, "eagle", repeat, 100, 40, 100 / (rate * with_drafter(size, repeat))))
+            names = {"batch": size, "repeat": repeat, "tokens": 100}
+            made.append({**names, "drafter": "none", "rounds": 100, "tokens_per_second": rate})
+            drafted = rate * with_drafter(size, repeat)
+            made.append({**names, "drafter": "eagle", "rounds": 40, "tokens_per_second": drafted})
     return made
 
 
 def test_rows_are_in_order_and_pair_the_groups() -> None:
-    rows = summarise(groups(lambda size: 50.0 * size, lambda size, repeat: 2.0)[::-1])
+    rows = BatchStudy.rows_of(groups(lambda size: 50.0 * size, lambda size, repeat: 2.0))
     assert [(row["batch"], row["drafter"]) for row in rows] == [
         (size, name) for size in (1, 4, 16) for name in ("none", "eagle")
     ]
@@ -55,7 +58,7 @@ def test_rows_are_in_order_and_pair_the_groups() -> None:
 )
 def test_the_crossing_is_named_with_its_interval(ratio: Callable[[int, int], float], words: str) -> None:
     made = groups(lambda size: 100.0 * size**0.5, lambda size, repeat: max(ratio(size, repeat), 1e-3))
-    first, last = in_words(summarise(made), "eagle")
+    first, last = in_words(BatchStudy.rows_of(made), "eagle")
     assert tells(first, words)
     assert gist(last) == "Without 16 4.0 1"
 

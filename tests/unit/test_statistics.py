@@ -13,7 +13,7 @@ import pytest
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.parts import DrafterParts
 from specdemo.settings import Settings
-from specdemo.studies import sweep as sweeping
+from specdemo.studies.grid import WARM_UP, Row
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import (
     FEWEST,
@@ -25,7 +25,7 @@ from specdemo.studies.statistics import (
     pooled_rate,
     rates_differ,
 )
-from specdemo.studies.sweep import Sweep, best_k, summarise
+from specdemo.studies.sweep import Sweep, best_k
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 
 # By hand ---------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Simulation:
         token = Token(1, TokenKind.TARGET, 0.5)
         drafted = () if drafter == "none" else (DraftedToken(1, DraftOutcome.ACCEPTED, 0.5, 0.5, 0.5),) * settings.k
         yield Prefilled(5, token, 0.3)
-        for index in range(ROUNDS if settings.max_new_tokens > sweeping.WARM_UP else 1):
+        for index in range(ROUNDS if settings.max_new_tokens > WARM_UP else 1):
             self.drift = 0.98 * self.drift + self.noise.normal(0, 0.1)
             spent = float(seconds * np.exp(self.drift + self.noise.normal(0, 0.1)))
             yield Round(index, drafted, (token,) * TOKENS_A_ROUND, 0.0, spent, spent)
@@ -161,7 +161,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     asked |= {"seeds": 1, "max_new_tokens": 64}
     monkeypatch.setattr("specdemo.racing.race.check_drafter", lambda loaded, drafter: None)
 
-    def swept(seed: int) -> tuple[list[sweeping.SweepRun], Simulation]:
+    def swept(seed: int) -> tuple[list[Row], Simulation]:
         simulation = Simulation(seed, prompts)
         monkeypatch.setattr("specdemo.racing.race.start", simulation.start)
         study = Sweep(simulation.loaded(), asked)
@@ -180,7 +180,7 @@ def test_the_order_of_the_cases_rotates_and_each_has_a_baseline_of_its_own(simul
     assert len(pairs) == len(runs) == 10 * len(SPEED_UPS)
     assert all({drafter for drafter, _ in pair} == {"none", "ngram"} for pair in pairs)
     assert Counter(pair[0][0] for pair in pairs) == {"none": 25, "ngram": 25}
-    firsts = Counter(runs[text * len(SPEED_UPS)].k for text in range(10))
+    firsts = Counter(pairs[text * len(SPEED_UPS)][0][1] for text in range(10))
     assert firsts == dict.fromkeys(SPEED_UPS, 2)
 
 
@@ -192,7 +192,7 @@ def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any
     sweeps = 100
     for seed in range(sweeps):
         runs, _ = simulated(seed)
-        for row in summarise(runs):
+        for row in Sweep.rows_of(runs):
             if row["k"]:
                 held[row["k"]] += row["speedup"].low <= SPEED_UPS[row["k"]] <= row["speedup"].high
         (best,) = best_k(runs)

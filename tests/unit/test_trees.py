@@ -27,7 +27,7 @@ from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of, rule_for
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MAX_NODES, RULES, Settings
-from specdemo.studies.domains import Counts
+from specdemo.studies.domains import counts_of
 from specdemo.studies.explain import explain
 from specdemo.tokens import Draft, DraftOutcome, TokenKind
 from tests.harness.classes import LaneFigures
@@ -133,7 +133,7 @@ def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
     with refuses(BadInput, "trees"):
         explain(plain, events)
     with refuses(BadInput, "trees"):
-        Counts().add("a", events)
+        [*counts_of(events)]
 
 
 @pytest.mark.parametrize("rule", RULES)

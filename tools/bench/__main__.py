@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,25 +18,21 @@ from specdemo.cli.main import main
 from specdemo.cli.models import Models
 from specdemo.cli.options import (
     Device,
-    Drafters,
     DType,
     JsonFile,
-    Ks,
-    MaxNewTokens,
-    PromptFile,
-    Repeats,
-    Temperatures,
     check_writable,
     numbers,
+    options_of,
+    read_options,
     save_json,
     with_options,
 )
 from specdemo.errors import BadInput
 from specdemo.models.presets import PRESETS
 from specdemo.models.results import read_results, results_path
-from specdemo.settings import AUTO, MATCH, MAX_K, Settings, one_of, read_k
-from specdemo.studies.prompts import read_prompts, some
-from specdemo.studies.study import PROMPT_FILES
+from specdemo.settings import AUTO, MATCH, MAX_K, Field, Settings, one_of, read_k
+from specdemo.studies.prompts import some
+from specdemo.studies.study import DRAFTERS, KS, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, TEMPERATURES
 from specdemo.system.imports import import_quickly
 
 if TYPE_CHECKING:
@@ -62,31 +59,28 @@ Against = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Which texts are written, and how often."""
-
-    prompts: PromptFile = HELD_OUT
-    each: Annotated[int, Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
-    names: Drafters = ""
-    trees: Annotated[
-        str, Option("--tree", help="Also trees of so many tokens, or auto, by drafters that can, separated by commas.")
-    ] = ""
-    max_new_tokens: MaxNewTokens = 128
-    repeats: Repeats = 1
-    rules: Annotated[str, Option("--rule", help="match, rejection, or both, separated by a comma.")] = MATCH
-    in_turn: Annotated[
-        bool,
-        Option(
-            "--in-turn",
-            help="The methods of specdemo write a text together, a round each in turn, so that a busy machine "
-            "slows all of them alike.",
-        ),
-    ] = False
-    remember: Annotated[
-        bool, Option("--remember", help="The drafter suffix also copies from the answers to the prompts before.")
-    ] = False
-    json_: JsonFile = None
+MANY_TREES = "Also trees of so many tokens, or auto, by drafters that can, separated by commas."
+TOGETHER = (
+    "The methods of specdemo write a text together, a round each in turn, so that a busy machine "
+    "slows all of them alike."
+)
+EARLIER = "The drafter suffix also copies from the answers to the prompts before."
+REPEATS = Field("repeats", "", "whole", 1, 1, help="How often everything is run.")
+FIELDS = (
+    replace(PROMPT_FILE, value=HELD_OUT),
+    Field("each", "", "whole", 0, help="The most prompts of a category; 0 takes all."),
+    DRAFTERS,
+    Field("trees", "", "text", "", help=MANY_TREES),
+    replace(NEW_TOKENS, cli_default=128),
+    REPEATS,
+    Field("rules", "", "text", MATCH, help="match, rejection, or both, separated by a comma."),
+    Field("in_turn", "", "switch", False, help=TOGETHER),
+    Field("remember", "", "switch", False, help=EARLIER),
+)
+SIZES = KS, TEMPERATURES
+Texts = options_of(FIELDS)
+OfAll = options_of([replace(KS, value=AUTO), TEMPERATURES])
+OfDrafters = options_of([replace(KS, value="2,4,6,8"), replace(TEMPERATURES, value="0,0.7,1")])
 
 
 @app.callback(invoke_without_command=True)
@@ -94,48 +88,49 @@ class Texts:
 def bench(
     context: typer.Context,
     models: Models,
-    texts: Texts,
+    texts: Texts,  # type: ignore[valid-type]
+    sizes: OfAll,  # type: ignore[valid-type]
     against: Against = "",
-    ks: Ks = AUTO,
-    temperatures: Temperatures = "0",
+    json_: JsonFile = None,
 ) -> None:
     """Measure speed on this machine: the target alone, with drafters, and against others, by kind of prompt."""
     if context.invoked_subcommand is None:
-        outcome = measure(models, texts, against, ks, temperatures)
+        outcome = measure(models, asked_of(texts, sizes), against, json_)
         from .results import table, trees_markdown
         from .rows import tree_rows
 
         typer.echo(table(outcome["summary"]))
         if rows := tree_rows(outcome["runs"]):
             typer.echo("\n".join(["", *trees_markdown(rows)]))
-        keep(outcome, texts.json_)
+        keep(outcome, json_)
 
 
 @app.command()
 @with_options
 def drafters(
     models: Models,
-    texts: Texts,
-    ks: Ks = "2,4,6,8",
-    temperatures: Temperatures = "0,0.7,1",
+    texts: Texts,  # type: ignore[valid-type]
+    sizes: OfDrafters,  # type: ignore[valid-type]
+    json_: JsonFile = None,
     save: Annotated[bool, Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
-    outcome = measure(models, texts, "", ks, temperatures)
+    asked = asked_of(texts, sizes)
+    outcome = measure(models, asked, "", json_)
     from .results import joined
     from .rows import drafter_rows
     from .tables import text_table
 
     rows = drafter_rows(outcome["summary"])
     typer.echo(text_table(rows, DRAFTER_COLUMNS) + "\n")
-    keep(outcome, texts.json_)
+    keep(outcome, json_)
     if save:
         facts = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
         prompts = len({run["prompt_id"] for run in outcome["runs"]})
-        asked = {"prompts": prompts, "max_new_tokens": texts.max_new_tokens, "repeats": texts.repeats}
+        shared = {"prompts": prompts, "max_new_tokens": asked["max_new_tokens"], "repeats": asked["repeats"]}
         path = results_path(PRESETS / f"{models.chosen.name}.toml")
         former = read_results(path)
-        now = joined(former, {**facts, **asked, "rows": rows})
+        now = joined(former, {**facts, **shared, "rows": rows})
         save_json(path, now)
         kept = {row["drafter"] for row in now["rows"]}
         if lost := sorted({row["drafter"] for row in former["rows"]} - kept if former else ()):
@@ -153,17 +148,21 @@ def keep(outcome: dict[str, Any], out: Path | None) -> None:
         raise typer.Exit(INTERRUPTED)
 
 
-def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: str) -> dict[str, Any]:
+def asked_of(texts: Any, sizes: Any) -> dict[str, Any]:
+    return {**read_options(FIELDS, texts), **read_options(SIZES, sizes)}
+
+
+def measure(models: Models, asked: Mapping[str, Any], against: str, out: Path | None) -> dict[str, Any]:
     """Run the bench; everything that `keep` can write."""
-    check_writable(asked.json_)
+    check_writable(out)
     _ = models.chosen  # or it is refused now
-    k_values, t_values = numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures")
-    rules = list(dict.fromkeys(asked.rules.split(",")))
-    trees = numbers(asked.trees, read_k, "The tokens of trees") if asked.trees else []
+    k_values, t_values, new_tokens = asked["ks"], asked["temperatures"], asked["max_new_tokens"]
+    rules = list(dict.fromkeys(asked["rules"].split(",")))
+    trees = numbers(asked["trees"], read_k, "The tokens of trees") if asked["trees"] else []
     sizes: list[tuple[int | str, bool]] = [*((k, False) for k in k_values), *((nodes, True) for nodes in trees)]
     for (k, tree), temperature, rule in product(sizes, t_values, rules):
-        Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule, tree=tree)
-    prompts = some(read_prompts(asked.prompts), asked.each)
+        Settings(k=k, temperature=temperature, max_new_tokens=new_tokens, rule=rule, tree=tree)
+    prompts = some(asked["prompts"], asked["each"])
     throughput = import_quickly("tools.bench.throughput")
     from . import llamacpp
     from .cases import ALONE, cases_of_ours, cases_of_theirs, theirs
@@ -171,11 +170,11 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
 
     others = theirs(against)
     with models.loaded() as loaded:
-        ours = cases_of_ours(loaded, asked.names, k_values, rules, trees)
+        ours = cases_of_ours(loaded, asked["drafters"], k_values, rules, trees)
         cases = [*cases_of_theirs(loaded, others, k_values), ALONE, *ours]
-        total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
-        longest = max(len(throughput.read(loaded, prompt, asked.max_new_tokens)) for prompt in prompts)
-        context = longest + asked.max_new_tokens + MAX_K
+        total = (len(prompts) * asked["repeats"] + 1) * len(cases) * len(t_values)
+        longest = max(len(throughput.read(loaded, prompt, new_tokens)) for prompt in prompts)
+        context = longest + new_tokens + MAX_K
         with (
             llamacpp.servers(loaded, cases, context, lambda _, line: typer.echo(line, err=True)) as servers,
             tqdm(total=total) as bar,
@@ -189,12 +188,12 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
                     prompts,
                     cases,
                     t_values,
-                    asked.max_new_tokens,
-                    asked.repeats,
-                    asked.in_turn,
+                    new_tokens,
+                    asked["repeats"],
+                    asked["in_turn"],
                     bar.update,
                     servers,
-                    asked.remember,
+                    asked["remember"],
                 ),
             }
 

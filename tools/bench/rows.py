@@ -21,6 +21,7 @@ from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.racing.figures import tokens_per_second
 from specdemo.racing.provenance import provenance
 from specdemo.settings import AUTO, MATCH
+from specdemo.studies.grid import Figures, Row, Runs, by_unit, mean, share, summarise, total
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import geometric_mean, log_means
 from specdemo.studies.tables import grouped
@@ -30,8 +31,6 @@ from .cases import HF, LLAMA, OURS, TREE
 if TYPE_CHECKING:
     from specdemo.models.loaded import Loaded
 
-Row = dict[str, Any]
-Runs = Sequence[Row]
 Figure = Callable[[Row], float | None]
 
 BASES = (PLAIN, HF, LLAMA)  # what everything is compared with
@@ -76,21 +75,20 @@ def by_text(runs: Iterable[Row], method: str = "") -> dict[Any, Row]:
     return {text_key(run): run for run in runs if method in ("", run["method"])}
 
 
-def ratios(runs: Runs, bases: Mapping[Any, Row], figure: Figure = speed) -> dict[str, list[float]]:
-    """A figure of each run, by default its speed, over that of the base on the same text, by prompt."""
+def ratio_to(bases: Mapping[Any, Row], figure: Figure = speed) -> Figure:
+    """A figure of a run, by default its speed, over that of the base on the same text."""
 
     def ratio(run: Row) -> float | None:
         base = bases.get(text_key(run))
         own, other = figure(run), figure(base) if base else None
         return own / other if own and other else None
 
-    return _by_prompt(runs, ratio)
+    return ratio
 
 
-def _by_prompt(runs: Runs, figure: Figure) -> dict[str, list[float]]:
-    """Texts of a single token have no speed and are left out."""
-    measured = grouped(runs, itemgetter("prompt_id"))
-    return {prompt: found for prompt, mine in measured.items() if (found := [*filter(None, map(figure, mine))])}
+def ratios(runs: Runs, bases: Mapping[Any, Row]) -> dict[str, list[float]]:
+    """`ratio_to` by prompt. Texts of a single token have no speed and are left out."""
+    return by_unit(runs, ratio_to(bases), "prompt_id")
 
 
 def speed_ups(runs: Runs, alone: Mapping[Any, Row]) -> dict[int, dict[str, float]]:
@@ -106,28 +104,23 @@ def fastest_chain(runs: Runs, alone: Mapping[Any, Row]) -> tuple[int | None, dic
     return best, by_text(run for run in runs if (run["method"], run["k"]) == (SPECULATIVE, best))
 
 
-def figures_of(runs: Runs, alone: Mapping[Any, Row]) -> Row:
+def figures_of(alone: Mapping[Any, Row]) -> Figures:
     """The figures of a case: the speed as a geometric mean over prompts, rates over all its runs together.
 
     `rows` are those of a pass. `identical` counts the texts that equal the target's.
     """
-
-    def rate(part: Callable[[Row], int], whole: str) -> float | None:  # transformers and servers tell only some counts
-        known = [run for run in runs if run[whole]]
-        return sum(map(part, known)) / sum(run[whole] for run in known) if known else None
-
     return {
-        "tokens_per_second": geometric_mean(_by_prompt(runs, speed)),
-        "tokens_per_round": rate(lambda run: run["new_tokens"] - 1, "rounds"),
-        "rows": rate(lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
-        "acceptance_rate": rate(lambda run: run["accepted"], "tested"),
-        "draft_efficiency": rate(lambda run: run["accepted"], "drafted"),
-        "identical": sum(run["digest"] == alone[text_key(run)]["digest"] for run in runs),
-        "runs": len(runs),
+        "tokens_per_second": mean(speed),
+        "tokens_per_round": share(lambda run: run["new_tokens"] - 1, "rounds"),
+        "rows": share(lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
+        "acceptance_rate": share("accepted", "tested"),
+        "draft_efficiency": share("accepted", "drafted"),
+        "identical": total(lambda run: run["digest"] == alone[text_key(run)]["digest"]),
+        "runs": len,
     }
 
 
-def summarise(runs: Runs) -> list[Row]:
+def summary(runs: Runs) -> list[Row]:
     """A row for each method, drafter, K, rule, temperature and category; see `figures_of`.
 
     `ratio_to` is the speed divided by that of each of `BASES` on the same prompt, temperature and repeat.
@@ -137,27 +130,32 @@ def summarise(runs: Runs) -> list[Row]:
     bases = {base: by_text(runs, base) for base in BASES}
     each = [{**run, "category": category} for run in runs for category in (ALL, run["category"])]
     of_family = itemgetter("category", *DRAFTING)
-    families = grouped(each, of_family)
-    return [_row_of(mine, families[of_family(mine[0])], bases) for mine in grouped(each, itemgetter(*KEY)).values()]
+    families, figures = grouped(each, of_family), figures_of(bases[PLAIN])
 
+    def identical(mine: Runs) -> int | None:
+        return None if mine[0]["temperature"] and mine[0]["rule"] != MATCH else figures["identical"](mine)
 
-def _row_of(runs: Runs, family: Runs, bases: Mapping[str, Mapping[Any, Row]]) -> Row:
-    """Of the runs of a case among those of the same drafter, its `family`."""
-    names = {name: runs[0][name] for name in KEY}
-    figures, auto = figures_of(runs, bases[PLAIN]), names["k"] == AUTO and names["method"] in OURS
-    best_k, chain = fastest_chain(family, bases[PLAIN]) if auto else (None, {})
-    to_best = geometric_mean(ratios(runs, chain))
-    drafted = names["method"] in OURS and any(run["drafted"] for run in runs)
-    if names["temperature"] and names["rule"] != MATCH:
-        figures["identical"] = None
-    return {
-        **names,
-        **figures,
-        "ratio_to": {base: geometric_mean(ratios(runs, of_base)) for base, of_base in bases.items()},
-        "ratio_to_best_k": {"k": best_k, **asdict(to_best)} if to_best else None,
-        "draft_cost": median(run["draft_cost"] or 0.0 for run in runs) if drafted else None,
-        "acceptance_by_place": _by_place(runs),
+    def to_best_k(mine: Runs) -> Row | None:
+        if mine[0]["k"] != AUTO or mine[0]["method"] not in OURS:
+            return None
+        best_k, chain = fastest_chain(families[of_family(mine[0])], bases[PLAIN])
+        found = geometric_mean(ratios(mine, chain))
+        return {"k": best_k, **asdict(found)} if found else None
+
+    to_bases = {base: mean(ratio_to(of_base)) for base, of_base in bases.items()}
+    more: Figures = {
+        "identical": identical,
+        "ratio_to": lambda mine: {base: figure(mine) for base, figure in to_bases.items()},
+        "ratio_to_best_k": to_best_k,
+        "draft_cost": _draft_cost,
+        "acceptance_by_place": _by_place,
     }
+    return summarise(each, KEY, {**figures, **more})
+
+
+def _draft_cost(runs: Runs) -> float | None:
+    drafted = runs[0]["method"] in OURS and any(run["drafted"] for run in runs)
+    return median(run["draft_cost"] or 0.0 for run in runs) if drafted else None
 
 
 def _by_place(runs: Runs) -> list[float]:
@@ -185,20 +183,25 @@ def tree_rows(runs: Runs) -> list[Row]:
     `to_chain` compares with that chain on the same texts: geometric means over prompts, with intervals. Its K was
     picked for its speed, so that the comparison favours it.
     """
-    alone, rows = by_text(runs, PLAIN), []
-    for names, family in grouped((run for run in runs if run["method"] in (SPECULATIVE, TREE)), of_drafting).items():
+    alone, rows = by_text(runs, PLAIN), list[Row]()
+    usual = {name: figure for name, figure in figures_of(alone).items() if name not in ACCEPTANCE}
+    for family in grouped((run for run in runs if run["method"] in (SPECULATIVE, TREE)), of_drafting).values():
         best_k, chain = fastest_chain(family, alone)
-        sizes = grouped(family, itemgetter("method", "k"))
-        for (method, k), mine in sizes.items() if any(method == TREE for method, _ in sizes) else ():
-            is_best = (method, k) == (SPECULATIVE, best_k)
-            if method == SPECULATIVE and k != AUTO and not is_best:
-                continue
-            row = {**dict(zip(DRAFTING, names, strict=True)), "method": method, "k": k, "best_chain": is_best}
-            row |= {name: value for name, value in figures_of(mine, alone).items() if name not in ACCEPTANCE}
-            row["to_alone"] = geometric_mean(ratios(mine, alone))
-            of_chain: dict[str, Figure] = {"tokens_per_round": _tokens_per_round, "tokens_per_second": speed}
-            to_chain = {name: geometric_mean(ratios(mine, chain, figure)) for name, figure in of_chain.items()}
-            rows.append({**row, "to_chain": None if is_best else to_chain})
+        rates = {
+            "tokens_per_round": mean(ratio_to(chain, _tokens_per_round)),
+            "tokens_per_second": mean(ratio_to(chain)),
+        }
+
+        def is_best(run: Row, best_k: int | None = best_k) -> bool:
+            return bool((run["method"], run["k"]) == (SPECULATIVE, best_k))
+
+        def to_chain(mine: Runs, rates: Figures = rates, is_best: Any = is_best) -> Row | None:
+            return None if is_best(mine[0]) else {name: figure(mine) for name, figure in rates.items()}
+
+        figures = {"best_chain": lambda mine: is_best(mine[0]), **usual, "to_alone": mean(ratio_to(alone))}
+        shown = [run for run in family if run["method"] == TREE or run["k"] == AUTO or is_best(run)]
+        if any(run["method"] == TREE for run in shown):
+            rows += summarise(shown, (*DRAFTING, "method", "k"), {**figures, "to_chain": to_chain})
     return rows
 
 

@@ -23,13 +23,13 @@ from specdemo.racing.lanes import write_in_turn
 from specdemo.racing.memory import Memory, remembering
 from specdemo.racing.race import check_fits, start
 from specdemo.settings import MATCH, Settings
+from specdemo.studies.grid import rotated
 from specdemo.studies.prompts import Prompt
 
 from .cases import ALONE, OURS, TREE, Case
 from .hf import generate, models
 from .llamacpp import Server
-from .rows import COUNTS, Row, run_of, summarise
-from .turns import rotated
+from .rows import COUNTS, Row, run_of, summary
 
 
 def bench(
@@ -85,7 +85,7 @@ def bench(
         if not runs:
             raise
         interrupted = True
-    return {"in_turn": in_turn, "interrupted": interrupted, "runs": runs, "summary": summarise(runs)}
+    return {"in_turn": in_turn, "interrupted": interrupted, "runs": runs, "summary": summary(runs)}
 
 
 def read(loaded: Loaded, prompt: Prompt, max_new_tokens: int, *drafters: str) -> list[int]:

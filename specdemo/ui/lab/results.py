@@ -1,4 +1,4 @@
-"""The right side of a study: Gradio's parts that show a picture, see `plots`."""
+"""The right side of a study: Gradio's parts that show its sections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import gradio as gr
 from gradio.components.plot import PlotData
 
+from ...studies.study import Study
 from ...studies.tables import Table
-from .plots import Figure, Picture, Section
+from .draw import Drawn, Figure
 
 Updates = dict[Any, Any]
 
@@ -30,7 +31,7 @@ class _Figure:
         self.parts = [self.column, self.words, self.row, self.plot]
 
     def update(self, figure: Figure | None) -> Updates:
-        if figure is None or not figure.plot:
+        if figure is None:
             return {self.column: gr.update(visible=False)}
         words = f"**{plain(figure.title)}**\n\n" + "  \n".join(map(plain, figure.words.splitlines()))
         drawn = PlotData(type="altair", plot=figure.plot)
@@ -48,14 +49,15 @@ class _Section:
         shown: list[_Figure | _Table] = [*self.figures, *self.tables]
         self.parts = [self.column, self.words, *(part for one in shown for part in one.parts)]
 
-    def update(self, section: Section | None) -> Updates:
-        if section is None:
+    def update(self, drawn: Drawn | None) -> Updates:
+        if drawn is None:
             return {self.column: gr.update(visible=False)}
+        section, figures = drawn
         words = [f"### {plain(section.title)}"] * bool(section.title)
         words += [f"**{plain(section.verdict)}**"] * bool(section.verdict)
         words += ["\n".join(f"- {plain(line)}" for line in section.words)]
         updates: Updates = {self.column: gr.update(visible=True), self.words: "\n\n".join(words)}
-        return updates | _updates(self.figures, section.figures) | _updates(self.tables, section.tables)
+        return updates | _updates(self.figures, figures) | _updates(self.tables, section.tables)
 
 
 class _Table:
@@ -80,12 +82,12 @@ def _updates(parts: Sequence[Any], shown: Sequence[Any]) -> Updates:
 
 
 class Results:
-    """The parts of one study, added to the page that is being built: `pictures.Shown` says how many."""
+    """The parts of one study, added to the page that is being built."""
 
-    def __init__(self, sections: Sequence[tuple[int, int]]) -> None:
-        self.sections = [_Section(figures, tables) for figures, tables in sections]
+    def __init__(self, study: type[Study]) -> None:
+        self.sections = [_Section(len(plots), study.most_tables) for plots in study.plots]
         self.parts = [part for section in self.sections for part in section.parts]
 
-    def update(self, picture: Picture) -> Updates:
-        """What a picture changes."""
-        return _updates(self.sections, picture)
+    def update(self, sections: Sequence[Drawn | None]) -> Updates:
+        """What these change."""
+        return _updates(self.sections, sections)

@@ -14,8 +14,7 @@ from ...studies.study import Study
 from ...studies.tables import csv_text, json_text
 from ..engine import Engine, ProgressNote
 from ..jobs import STUDY, Job
-from .pictures import shown_by
-from .plots import Picture
+from .draw import Drawn, drawn
 
 PICTURE_SECONDS = 2.0  # between two pictures: what the browser draws, the engine pays for
 
@@ -36,7 +35,7 @@ class LabRun(Job):
     def __init__(self, preset: str, study: type[Study], asked: dict[str, Any], seconds: float | None = None) -> None:
         super().__init__(preset, seconds)
         self.study, self.asked = study, asked
-        self.picture: Picture = []
+        self.picture: list[Drawn | None] = []
         self.pictured = 0
         self.values: dict[str, Any] = {}
         self.measured: Any = None
@@ -53,7 +52,8 @@ class LabRun(Job):
 
     @property
     def size(self) -> int:
-        plots = sum(getsizeof(figure.plot) for section in self.picture if section for figure in section.figures)
+        figures = [figure for drawn in self.picture if drawn for figure in drawn[1] if figure]
+        plots = sum(getsizeof(figure.plot) for figure in figures)
         return super().size + plots + sum(map(getsizeof, self.files.values()))
 
     def _play(self, engine: Engine) -> Iterator[str]:
@@ -75,7 +75,7 @@ class LabRun(Job):
         several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
         if able := [name for name in several if not drafter_class(name).needs(loaded.parts).missing]:
             self.asked["drafters"] = able
-        study, picture = self.study(loaded, self.asked), shown_by(self.study).picture
+        study = self.study(loaded, self.asked)
         self.asked = study.without_secrets(self.asked)
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
@@ -86,7 +86,7 @@ class LabRun(Job):
                 if self.stop.is_set():
                     break
                 if now - pictured >= PICTURE_SECONDS:
-                    self._show(picture(study))
+                    self._show(study)
                     pictured = now
                 if study.done:
                     self._ends = now + (now - began) * (study.steps - study.done) / study.done
@@ -97,7 +97,7 @@ class LabRun(Job):
         if self.stop.is_set() and not study.done:
             raise self._before_it_began()
         self.values, self.measured = study.values(), study.measured()
-        self._show(picture(study))
+        self._show(study)
         stopped = not whole and self.stop.is_set()
         until = "This is what there was until then." if self.picture else "There was nothing to show yet."
         after = f" after {self.limit}" if self.overdue and stopped else ""
@@ -109,9 +109,9 @@ class LabRun(Job):
         left = self.seconds_left()
         return "" if left is None else f"About {formatted(left, 'wait')} left"
 
-    def _show(self, picture: Picture) -> None:
+    def _show(self, study: Study) -> None:
         """What there is to show, once there is something: until then the page keeps what it shows."""
-        if any(picture):
+        if any(picture := drawn(study.sections())):
             self.picture, self.pictured = picture, self.pictured + 1
 
     def _files(self, loaded: Any, study: Study) -> dict[str, str]:

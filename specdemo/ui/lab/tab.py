@@ -17,7 +17,7 @@ from gradio.processing_utils import save_bytes_to_cache
 from ...errors import BadInput
 from ...settings import OF_SERVERS, Field
 from ...studies.check import SERVERS, Check
-from ...studies.explain import Theory
+from ...studies.explain import Theory, of_race, tried
 from ...studies.lab import STUDIES
 from ...studies.study import ABLE, EXAMPLE, Study
 from ...system.allowed import allowed
@@ -32,8 +32,7 @@ from ..race.run import RaceRun
 from ..runs import Runs
 from ..serving.line import QUIET
 from ..values import to_json
-from .pictures import shown_by
-from .pictures_of_theory import race_numbers, theory_of
+from .draw import drawn
 from .results import Results, Updates
 from .run import LabRun, work_of
 
@@ -138,7 +137,7 @@ class StudyTab:
                             kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=170)
                             for kind in ("json", "csv", *["html"] * study.has_page)
                         }
-                    self.results = Results(shown_by(study).sections)
+                    self.results = Results(study)
         self.tab.select(None, js=REDRAW)
 
     def wire_run(self, preset: gr.Dropdown, seconds: float) -> None:
@@ -234,20 +233,26 @@ class StudyTab:
         def answer(measured: Any, numbers: Sequence[Any]) -> Updates:
             try:
                 with self.engine.other_work.counted():
-                    picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
+                    sections = drawn(tried(dict(zip(self.fields, numbers, strict=False)), measured))
             except Exception as error:
                 return {self.says: said(self.engine.sentence(error), failed=True)}
-            return self.results.update(picture)
+            return self.results.update(sections)
 
         def take(request: gr.Request) -> Updates:
             try:
                 with self.engine.other_work.counted():
-                    numbers, measured = race_numbers(self.runs.latest(request.session_hash, RaceRun))
+                    race = self.runs.latest(request.session_hash, RaceRun)
+                    measured = of_race(race.entries if race else [], race.request.drafter if race else "")
             except Exception as error:
                 return {self.says: said(self.engine.sentence(error), failed=True)}
-            found = {self.fields[name]: value for name, value in numbers.items()}
+            found = {self.fields[name]: value for name, value in measured.numbers.items()}
             words = said("The numbers and the measured point are those of your last race.")
-            return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: words}
+            return {
+                **answer(measured, [*measured.numbers.values()]),
+                **found,
+                self.measured: measured,
+                self.says: words,
+            }
 
         # One event for all of them: the answer to an earlier number cannot come after that to a later one.
         changes, inputs = [self.tab.select, *(number.input for number in self.numbers)], [self.measured, *self.numbers]
