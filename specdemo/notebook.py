@@ -21,8 +21,8 @@ from .decoding.events import Finished, emitted_tokens
 from .errors import BadInput
 from .models.kept import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
-from .racing.asked import Request, fitted, parameters
 from .racing.outcome import Outcome
+from .racing.request import Request, fitted, parameters
 from .racing.trace import PLAIN, Entry, save_trace, write_trace
 from .ui.race.request import read_request
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from ..racing.asked import Request
 from ..racing.compare import OWN_DRAFTER
+from ..racing.request import Request
 from ..racing.trace import read_trace, save_trace, trace_lines
 from ..servers.address import Address
 from ..servers.dialects import Dialect, connected

@@ -11,7 +11,7 @@ from typing import Any
 from ..decoding.events import Event, emitted_tokens
 from ..settings import AUTO, MATCH, MAX_K, MAX_NODES, Settings
 from ..tokens import Token
-from .asked import DraftedLane
+from .request import DraftedLane
 from .words import sentence
 
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}

@@ -11,7 +11,7 @@ from ..errors import BadInput
 from ..formats import significant
 from ..settings import Settings
 from ..tokens import DraftedToken, DraftOutcome, TokenKind
-from .asked import PLAIN, Request
+from .request import PLAIN, Request
 from .trace import Entry
 from .words import sentence
 

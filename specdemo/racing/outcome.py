@@ -8,9 +8,9 @@ from typing import Any
 
 from ..decoding.events import emitted_tokens
 from ..settings import Settings
-from .asked import PLAIN, SPECULATIVE, DraftedLane
 from .compare import Comparison, Texts, first_to_part, tokens_of, worst
 from .figures import MUCH, LaneFigures, ReaderFigures
+from .request import PLAIN, SPECULATIVE, DraftedLane
 from .trace import Entry
 from .verdict import Verdict
 from .weights import NOWHERE, memory_rate_of, memory_share

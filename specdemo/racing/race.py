@@ -22,8 +22,8 @@ from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
-from .asked import PLAIN, DraftedLane, lanes_by_name
 from .lanes import Lane, LaneText, StopStrings, race_lanes
+from .request import PLAIN, DraftedLane, lanes_by_name
 from .trace import Entry
 
 TRIED_TOKENS = 32  # of the prompts and texts of the runs by which a drafter is tried out

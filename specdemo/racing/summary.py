@@ -16,13 +16,13 @@ from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
 from ..settings import Settings
 from ..tokens import FinishReason
-from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import LaneFigures
 from .lanes import LaneText
 from .memory import remembered_by
 from .outcome import Outcome
 from .outcome import report as report_of
+from .request import PLAIN, SPECULATIVE, DraftedLane, Request
 from .trace import Entry
 from .weights import weight_bytes
 from .words import sentence

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..drafters.names import DRAFTERS
 from ..tokens import FloatIfKnown, IntIfKnown
-from .asked import DraftedLane
 from .compare import OWN_DRAFTER, Comparison, exact_rows
 from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speeds_by_k
+from .request import DraftedLane
 from .weights import ENOUGH, bytes_of, memory_share
 from .words import sentence, sentences
 

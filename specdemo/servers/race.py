@@ -9,11 +9,11 @@ from typing import Any
 
 from ..decoding.events import Event, text_of
 from ..errors import BadInput
-from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.compare import OWN_DRAFTER
 from ..racing.figures import LaneFigures
 from ..racing.lanes import Lane, race_lanes
 from ..racing.outcome import Outcome, report
+from ..racing.request import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.trace import Entry, request_of
 from ..settings import REJECTION, Settings
 from ..tokens import Token

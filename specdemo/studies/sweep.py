@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadInput
 from ..formats import formatted
-from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.figures import LaneFigures, ratio_of_speeds
+from ..racing.request import PLAIN, SPECULATIVE
 from ..settings import COMMAND, FORM, MAX_K, Field
 from ..system.imports import LazyModule
 from .grid import (

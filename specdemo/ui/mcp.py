@@ -19,8 +19,8 @@ from ..drafters.names import DRAFTERS
 from ..errors import BadInput
 from ..formats import significant
 from ..models.presets import Preset
-from ..racing.asked import PLAIN, SPECULATIVE, parameters
 from ..racing.explained import explained
+from ..racing.request import PLAIN, SPECULATIVE, parameters
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
 from ..settings import read_k
 from ..studies.check import Check

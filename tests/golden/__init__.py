@@ -164,8 +164,8 @@ def _of_script(
     events: int = 99, differ_at: int | None = None, more: Any = (), others: Any = (), **fields: Any
 ) -> dict[str, Any]:
     from specdemo.notebook import Race
-    from specdemo.racing.asked import Request, read_lanes
     from specdemo.racing.explained import explained
+    from specdemo.racing.request import Request, read_lanes
     from specdemo.racing.trace import read_trace
     from specdemo.settings import Settings
     from specdemo.ui.health import facts

@@ -18,7 +18,7 @@ from specdemo.errors import BadInput
 from specdemo.models import report as reporting
 from specdemo.models.presets import read_preset
 from specdemo.models.sources import Folder, Hub
-from specdemo.racing.asked import Request
+from specdemo.racing.request import Request
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace
 from specdemo.servers.address import Address
 from specdemo.servers.race import TURNS

@@ -18,9 +18,9 @@ from playwright.sync_api import APIResponse, Browser, Page, Request, Route, expe
 from specdemo.decoding.events import Round
 from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load_prompts
-from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import ReaderFigures, speed_up
 from specdemo.racing.lanes import LaneText
+from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import CAUSES
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace
 from specdemo.racing.verdict import Verdict

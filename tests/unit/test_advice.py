@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.engines.memory_rate import memory_rate
-from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.compare import Comparison
 from specdemo.racing.figures import alpha_for, speed_up
 from specdemo.racing.outcome import Outcome
 from specdemo.racing.race import race
+from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.summary import summary
 from specdemo.racing.verdict import Verdict, noise
 from specdemo.racing.weights import memory_share, weight_bytes

@@ -10,9 +10,9 @@ import pytest
 
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.racing.asked import DraftedLane
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, Texts, compare, is_exact
 from specdemo.racing.race import race
+from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import FirstGuesses, summary
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.racing.words import sentence

@@ -16,10 +16,10 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.errors import BadInput, NotFinite
 from specdemo.models import placement
 from specdemo.racing.again import again, differences
-from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.batch import by_passes, entries_of, race_asked
 from specdemo.racing.figures import ReaderFigures
 from specdemo.racing.race import start
+from specdemo.racing.request import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
 from specdemo.racing.verdict import Verdict, noise
@@ -72,7 +72,7 @@ def test_several_readers_have_one_drafter_and_write_what_a_trace_can_hold() -> N
     with refuses(BadInput, "readers lanes"):
         with_readers(request, 2)
     with pytest.MonkeyPatch.context() as patch:  # one reader needs no examples
-        patch.delattr("specdemo.racing.asked.load_prompts")
+        patch.delattr("specdemo.racing.request.load_prompts")
         assert with_readers(request, 1) == request
     request = replace(request, more=())
     assert with_readers(request, "8").others == with_readers(request, 8.0).others

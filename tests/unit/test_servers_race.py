@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from specdemo.cli import main as cli
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.errors import BadInput
-from specdemo.racing.asked import Request
 from specdemo.racing.compare import OWN_DRAFTER
 from specdemo.racing.figures import counts_by_place
+from specdemo.racing.request import Request
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens, text_of
 from specdemo.errors import BadInput
-from specdemo.racing.asked import Request
 from specdemo.racing.compare import OWN_DRAFTER, first_difference, tokens_of
 from specdemo.racing.explained import explained
 from specdemo.racing.figures import counts_by_place
+from specdemo.racing.request import Request
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.servers import sglang, vllm
 from specdemo.servers.llamacpp import LlamaCppEvent, llamacpp_steps

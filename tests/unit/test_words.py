@@ -10,11 +10,11 @@ import pytest
 
 from specdemo.decoding.events import Round
 from specdemo.racing import words
-from specdemo.racing.asked import DraftedLane
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, Texts
 from specdemo.racing.explained import Guess, RoundFacts
 from specdemo.racing.figures import LaneFigures, ReaderFigures
 from specdemo.racing.outcome import Outcome
+from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import Ending, FirstGuesses
 from specdemo.racing.verdict import Verdict
 from specdemo.racing.words import TABLE, sentence, sentences

@@ -13,8 +13,8 @@ from typing import Any
 
 from specdemo.errors import BadInput
 from specdemo.formats import significant
-from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.racing.figures import tokens_per_second
+from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, REJECTION
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import Spread, best_of, geometric_mean

@@ -17,9 +17,9 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from specdemo.racing.asked import PLAIN, SPECULATIVE
 from specdemo.racing.figures import tokens_per_second
 from specdemo.racing.provenance import provenance
+from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.grid import Figures, Row, Runs, by_unit, mean, share, summarise, total
 from specdemo.studies.prompts import ALL
