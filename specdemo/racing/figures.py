@@ -15,27 +15,10 @@ from ..decoding.acceptance import branches, places_tested
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..tokens import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
-FIGURES = (
-    "tokens",
-    "rounds",
-    "drafted",
-    "tested",
-    "accepted",
-    "seconds",
-    "ttft_seconds",
-    "prompt_seconds",
-    "draft_seconds",
-    "verify_seconds",
-    "other_seconds",
-    "prompt_tokens",
-    "tokens_per_second",
-    "acceptance_rate",
-    "draft_efficiency",
-    "tokens_per_round",
-    "draft_cost",
-    "finish_reason",
-    "accepted_lengths",
-)
+COUNTS = "tokens", "rounds", "drafted", "tested", "accepted"
+TIMES = "seconds", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds", "other_seconds"
+RATES = "tokens_per_second", "acceptance_rate", "draft_efficiency", "tokens_per_round", "draft_cost"
+FIGURES = *COUNTS, *TIMES, "prompt_tokens", *RATES, "finish_reason", "accepted_lengths"
 EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
 MUCH = 0.1  # of a text's time, of a ratio, a rate, a pass or a token of the target alone: less is not worth a sentence
 SURE = 3.0  # standard errors between two rates that differ by more than chance
@@ -273,8 +256,12 @@ class ReaderFigures(LaneFigures):
         `tokens_per_second_of_all` is the speed of all together."""
         longest, rate = max(self.lanes.values(), key=lambda lane: lane.seconds), self.tokens_per_second
         of_all = {"tokens": sum(lane.tokens for lane in self.lanes.values()), "readers": self.readers}
-        times = longest.some([name for name in FIGURES if name.endswith("seconds")])
-        return {**self.some(FIGURES), **times, **of_all, "tokens_per_second_of_all": rate and rate * self.readers}
+        return {
+            **self.some(FIGURES),
+            **longest.some(TIMES),
+            **of_all,
+            "tokens_per_second_of_all": rate and rate * self.readers,
+        }
 
 
 def _sum(total: float | None, more: float | None) -> float | None:
