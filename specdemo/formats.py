@@ -10,7 +10,14 @@ QUOTED = 60  # characters of what someone sent, in a sentence
 TRACED = 6  # decimals of a probability in a trace
 LONG_WAIT = 90  # seconds; longer waits are told in minutes
 FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
+
+
+def byte_size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
 FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python
+    "bytes": byte_size,
     "gap": lambda logits: f"{logits:.2g}",  # between two candidate tokens
     "more": lambda share: f"+{share:.0%}" if share >= 0.005 else "<1%",
     "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
@@ -34,10 +41,6 @@ def formatted(value: Any, form: str = "", nothing: str = "–") -> str:
         mean, low, high = (formatted(each, form) for each in (value.mean, value.low, value.high))
         return mean if value.low is None else f"{mean} ({low} to {high})"
     return FORMATS[form](value) if form in FORMATS else f"{value:{form}}"
-
-
-def byte_size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 @overload

@@ -21,8 +21,8 @@ from .decoding.events import Finished, emitted_tokens
 from .errors import BadInput
 from .models.kept import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
-from .racing.asked import Request, fitted, parameters
 from .racing.outcome import Outcome
+from .racing.request import Request, fitted, parameters
 from .racing.trace import PLAIN, Entry, save_trace, write_trace
 from .ui.race.request import read_request
 
@@ -66,8 +66,8 @@ class Race:
     @property
     def same_text(self) -> bool | None:
         """Whether all lanes wrote the text of the target alone, token for token; None if they need not."""
-        found = [comparison for comparison in self.outcome.comparisons.values() if comparison]
-        return all(comparison.identical for comparison in found) if found else None
+        found = self.outcome.comparison
+        return found.identical if found else None
 
     @property
     def sentence(self) -> str:

@@ -86,7 +86,7 @@ def recordings(every: bool) -> Found:
         elsewhere = again.other_environment(loaded, header)
         said = "the same"
         for lane in again.differences(recorded, entries):
-            then, now = (tokens_of(one for one in group if one.lane == lane) for group in (recorded, entries))
+            then, now = (tokens_of(one.event for one in group if one.lane == lane) for group in (recorded, entries))
             texts.append([int(token.id or 0) for token in now])
             found = compare(then, now)
             if found.first_difference is None:

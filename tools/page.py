@@ -48,9 +48,9 @@ from specdemo.cli.options import (
 )
 from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, find_preset
+from specdemo.racing.figures import LaneFigures
 from specdemo.racing.provenance import provenance
 from specdemo.racing.race import race
-from specdemo.racing.stats import Stats
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.settings import Settings
 from specdemo.studies.study import NEW_TOKENS
@@ -243,7 +243,7 @@ def _alone(asked: Asked) -> Rates:
     """No server and no page."""
     settings = Settings(k=asked.k, max_new_tokens=asked.max_new_tokens, temperature=asked.temperature)
     entries = list(race(_loaded[0], asked.drafter, _loaded[0].encode(asked.prompt), settings))
-    stats = {lane: Stats.of(entry.event for entry in entries if entry.lane == lane) for lane in LANES}
+    stats = {lane: LaneFigures.of(entry.event for entry in entries if entry.lane == lane) for lane in LANES}
     return {lane: stats[lane].tokens_per_second or 0.0 for lane in LANES}
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from ..racing.asked import Request
-from ..racing.compare import OWN_DRAFTER, other_draws
+from ..racing.compare import OWN_DRAFTER
+from ..racing.request import Request
 from ..racing.trace import read_trace, save_trace, trace_lines
 from ..servers.address import Address
 from ..servers.dialects import Dialect, connected
@@ -78,11 +78,12 @@ def race_server(
         race = race_servers(asked, dialect, plain or recorded)
     if out is not None:
         save_trace(out, trace_header(race), race.entries)
-    found = outcome(race).as_dict()
-    typer.echo(json.dumps(found, ensure_ascii=False) if json_ else _table(found))
+    ended = outcome(race)
+    found = ended.as_dict()
+    typer.echo(json.dumps(found, ensure_ascii=False) if json_ else _table(found, ended.badge["words"]))
 
 
-def _table(found: dict[str, Any]) -> str:
+def _table(found: dict[str, Any], badge: str) -> str:
     lanes = [found[name] for name in ("plain", "speculative") if name in found]
     names = ["baseline", "as it is"][-len(lanes) :]
     titles = [f"{lane['server']['engine']}, {name}" for lane, name in zip(lanes, names, strict=True)]
@@ -94,7 +95,7 @@ def _table(found: dict[str, Any]) -> str:
         place = comparison["first_difference"]
         lines.append("The texts are the same." if place is None else f"The texts differ from token {place + 1} on.")
     elif len(lanes) > 1:
-        lines.append(other_draws(lanes[0]["token_ids"] == lanes[1]["token_ids"]))
+        lines.append(badge)
     if len(lanes) > 1:
         lines.append(TURNS)
     return "\n".join([*lines, found["sentence"]])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from ..tokens import Ahead, DraftedToken, FinishReason, FloatIfKnown, Token
+from ..tokens import Ahead, DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, Token
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,15 @@ class Round:
     merged: int | None = None
     ahead: Ahead | None = None
     distributions: Distributions | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens passed their test."""
+        return sum(token.outcome is DraftOutcome.ACCEPTED for token in self.drafted)
+
+    @property
+    def tested(self) -> int:
+        return sum(token.outcome is not DraftOutcome.UNTESTED for token in self.drafted)
 
 
 @dataclass(frozen=True, slots=True)

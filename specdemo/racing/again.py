@@ -18,11 +18,11 @@ from ..drafters.names import DRAFTERS
 from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..settings import AUTO, Settings
-from .asked import PLAIN, DraftedLane, Request, lane_of
 from .batch import check_prompts, entries_of
 from .compare import first_difference, is_comparable
 from .lanes import race_lanes
 from .race import check_drafter, check_fits, decoding_of, lanes_of, rule_for
+from .request import PLAIN, DraftedLane, Request, lane_of
 from .trace import GONE, Entry, environment_of, request_of
 
 

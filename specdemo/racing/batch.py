@@ -14,9 +14,9 @@ from ..models.loaded import Loaded
 from ..models.sizes import check_caches
 from ..settings import MAX_SEED, Settings
 from . import race
-from .asked import Request
 from .lanes import LaneText, take_turns
 from .race import check_drafter, check_fits, check_rule, costs_of, decoding_of, rule_for
+from .request import Request
 from .trace import Entry
 
 Events = Iterator[tuple[int, Event | Failed]]

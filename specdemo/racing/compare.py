@@ -1,25 +1,24 @@
-"""Compares two texts: are they the same, and if not, where do they differ and by how much? The badge says it."""
+"""Compares two texts: are they the same, and if not, where do they differ and by how much?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from ..decoding.events import emitted_tokens
-from ..formats import formatted
+from ..decoding.events import Event, emitted_tokens
 from ..settings import AUTO, MATCH, MAX_K, MAX_NODES, Settings
 from ..tokens import Token
-from .asked import DraftedLane
-from .trace import Entry
+from .request import DraftedLane
+from .words import sentence
 
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """How close two logits must be for rounding to decide between them, if the passes are not exact to the bit."""
 OWN_DRAFTER = "the server's own"  # the drafter in the trace of a server, which does not say what drafts
 OLD_FUSED_ROWS = 9  # `exact_rows` of the fused engine in traces that do not record it
 MARKS = "differs", "", "chance", "same"  # of badges, the most important first; "" if there is nothing to compare yet
-NOTHING_YET = {"mark": "", "title": "", "words": "There is nothing to compare yet."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,6 @@ def is_comparable(settings: Settings) -> bool:
     return settings.temperature == 0 or settings.rule == MATCH
 
 
-def other_draws(same: bool) -> str:
-    """Why the texts of two servers are not compared above temperature 0."""
-    return (
-        "Each server draws random numbers of its own, so above temperature 0 the texts "
-        f"{'could differ, though these do not' if same else 'differ by chance'}. Whether both draw from the same "
-        "distribution cannot be seen in one text."
-    )
-
-
 def compare(plain: Sequence[Token], other: Sequence[Token]) -> Comparison:
     """Compare the emitted tokens of two lanes that should have written the same text."""
     place = first_difference([token.id for token in plain], [token.id for token in other])
@@ -67,9 +57,11 @@ def compared(plain: Sequence[Token], other: Sequence[Token], settings: Settings)
     return compare(plain, other) if is_comparable(settings) else None
 
 
-def first_to_part(comparisons: Iterable[Comparison]) -> Comparison:
-    """Of comparisons with the same text, the one that differs first."""
-    return min(comparisons, key=lambda found: math.inf if found.first_difference is None else found.first_difference)
+def first_to_part(comparisons: Iterable[Comparison | None]) -> Comparison | None:
+    """Of comparisons with the same text, the one that differs first; None if there are none."""
+    known = (found for found in comparisons if found)
+    place = lambda found: math.inf if found.first_difference is None else found.first_difference  # noqa: E731
+    return min(known, key=place, default=None)
 
 
 def exact_rows(environment: Mapping[str, Any], tree: bool = False) -> int:
@@ -104,13 +96,10 @@ def is_near_tie(margin: float, dtype: str, temperature: float = 0.0) -> bool:
     return margin * (temperature or 1.0) <= NEAR_TIE.get(dtype, NEAR_TIE["bfloat16"])
 
 
-def tokens_of(entries: Iterable[Entry]) -> list[Token]:
+def tokens_of(events: Iterable[Event]) -> list[Token]:
     """The emitted tokens of one lane by id; by text if a server did not tell the id."""
-    return [
-        replace(token, id=token.text) if token.id is None else token
-        for entry in entries
-        for token in emitted_tokens(entry.event)
-    ]
+    tokens = (token for event in events for token in emitted_tokens(event))
+    return [replace(token, id=token.text) if token.id is None else token for token in tokens]
 
 
 def first_difference(plain: Sequence[int | str], speculative: Sequence[int | str]) -> int | None:
@@ -119,78 +108,85 @@ def first_difference(plain: Sequence[int | str], speculative: Sequence[int | str
     return next((i for i in range(longest) if plain[i : i + 1] != speculative[i : i + 1]), None)
 
 
-def badge(
-    plain: Sequence[Token],
-    other: Sequence[Token],
-    comparison: Comparison | None,
-    asked: DraftedLane | None,
-    settings: Settings,
-    environment: Mapping[str, Any],
-    stopped: bool,
-) -> dict[str, str]:
-    """The badge of a drafted lane, which says whether its text is that of the target alone: a `mark` (same, differs or
-    chance), a `title`, and `words` that explain it.
+@dataclass(frozen=True)
+class Texts:
+    """The text of a drafted lane and that of the target alone: the facts that the badge tells.
 
-    Args:
-        comparison: of the two texts; None if they need not be the same.
-        asked: the drafter and its K; None if unknown.
+    Attributes:
+        request: the drafter and its K; None if unknown.
         stopped: whether one of the texts may only be shorter.
     """
-    both = min(len(plain), len(other))
-    if not both:  # stopped before the second lane had begun
-        return {**NOTHING_YET}
-    own = asked is not None and asked.drafter == OWN_DRAFTER
-    if comparison is None:
-        ids = [[token.id for token in (text[:both] if stopped else text)] for text in (plain, other)]
-        same = ids[0] == ids[1]
-        title = f"{'Same' if same else 'Different'} text"
-        if own:
-            return {"mark": "chance", "title": title, "words": other_draws(same)}
-        return {
-            "mark": "chance",
-            "title": f"{title}, same distribution",
-            "words": "Rejection sampling draws fresh random numbers in each lane, from the same distribution, so the "
-            f"texts {'could differ, though these do not' if same else 'differ by chance'}.",
-        }
-    place, margin, sampled = comparison.first_difference, comparison.margin, settings.temperature > 0
-    if place is None or (stopped and place >= both):
-        title = "Same text so far" if stopped else "Same text, word for word"
-        words = f"{'The first' if stopped else 'All'} {both} tokens are exactly those that the target alone wrote."
-        if both == 1:
-            words = "The one token is exactly that of the target alone."
-        if sampled:
-            words += " Both lanes use the same random draws, so the text is the same above temperature 0 too."
-        return {"mark": "same", "title": title, "words": words}
-    words = "Both lanes use the same random draws. " if sampled else ""
-    words += f"The texts are the same for {place} token{'' if place == 1 else 's'}."
-    exact = asked is not None and is_exact(environment, asked.k, asked.tree)
-    dtype = str(environment.get("dtype", ""))
-    if margin is not None:
-        words += f" There the two candidate tokens were {formatted(margin, 'gap')} apart for the target"
-        if not exact and is_near_tie(margin, dtype, settings.temperature):
-            words += (
-                f": a near-tie. This engine is not exact to the bit. In {dtype} the last digits of a logit depend on "
-                "how many tokens a pass reads, so either token can win."
-            )
-        else:
-            words += ", which is more than rounding explains. Please report this."
-    elif own:
-        words += " The servers do not tell how close the two candidate tokens were there."
-    elif exact:
-        words += " This engine is exact to the bit, so rounding does not explain that. Please report this."
-    return {"mark": "differs", "title": f"First difference at token {place + 1}", "words": words}
 
+    plain: Sequence[Token]
+    other: Sequence[Token]
+    settings: Settings
+    request: DraftedLane | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    stopped: bool = False
 
-def of_readers(badge: dict[str, str], readers: int, stopped: bool) -> dict[str, str]:
-    """The badge of several readers from the worst of theirs."""
-    who = "both readers" if readers == 2 else f"all {readers} readers"
-    begins = f"so far {who}" if stopped else who
-    same = {"words": f"{begins[0].upper()}{begins[1:]} get exactly the text that they get without the drafter."}
-    return {**badge, **same} if badge["mark"] == "same" else badge
+    @property
+    def badge(self) -> dict[str, str]:
+        """Whether the texts are the same: a `mark`, a `title`, and `words` that explain it."""
+        return {"mark": self.mark, **{name: sentence(f"badge {name}", self) for name in ("title", "words")}}
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """None if the texts need not be the same."""
+        return compared(self.plain, self.other, self.settings)
+
+    @property
+    def both(self) -> int:
+        """How many tokens both texts have."""
+        return min(len(self.plain), len(self.other))
+
+    @property
+    def place(self) -> int:
+        """Where the texts differ; at the end of the shorter one if they do not."""
+        place = self.comparison.first_difference if self.comparison else None
+        return self.both if place is None else place
+
+    @property
+    def number(self) -> int:
+        """Of the first token that differs, counted from 1."""
+        return self.place + 1
+
+    @property
+    def mark(self) -> str:
+        if not self.both:  # stopped before the second lane had begun
+            return ""
+        if self.comparison is None:
+            return "chance"
+        return "same" if self.comparison.identical or (self.stopped and self.place >= self.both) else "differs"
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the texts are the same, though they need not be."""
+        end = self.both if self.stopped else None
+        return [token.id for token in self.plain[:end]] == [token.id for token in self.other[:end]]
+
+    @property
+    def is_of_servers(self) -> bool:
+        return self.request is not None and self.request.drafter == OWN_DRAFTER
+
+    @property
+    def dtype(self) -> str:
+        return str(self.environment.get("dtype", ""))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rounding explains no difference."""
+        return self.request is not None and is_exact(self.environment, self.request.k, self.request.tree)
+
+    @property
+    def is_near_tie(self) -> bool:
+        margin = self.comparison.margin if self.comparison else None
+        return margin is not None and not self.is_exact and is_near_tie(margin, self.dtype, self.settings.temperature)
 
 
 def worst(badges: Mapping[str, dict[str, str]]) -> dict[str, str]:
     """The most important of the badges of drafted lanes, by name; of those that differ the first."""
+    if not badges:
+        return Texts((), (), Settings()).badge
     name = min(badges, key=lambda lane: MARKS.index(badges[lane]["mark"]))
     found = badges[name]
     return {**found, "words": f"{name}: {found['words']}"} if len(badges) > 1 and found["mark"] == "differs" else found

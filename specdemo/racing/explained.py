@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..decoding.acceptance import branches, parents_of
 from ..decoding.events import Round, text_of
 from ..errors import BadInput
 from ..formats import significant
-from ..settings import MATCH, Settings
-from ..tokens import DraftedToken, DraftOutcome, Token, TokenKind
-from .asked import PLAIN, Request
+from ..settings import Settings
+from ..tokens import DraftedToken, DraftOutcome, TokenKind
+from .request import PLAIN, Request
 from .trace import Entry
+from .words import sentence
 
 BEFORE = 120  # characters of the text before the round
 NAMES = {TokenKind.RESAMPLED: "corrected"}  # as the page says it
-WRITTEN = {
-    TokenKind.ACCEPTED: "A guess that passed its test.",
-    TokenKind.RESAMPLED: "The target's own token, in place of the guess that failed.",
-    TokenKind.BONUS: "All guesses passed. The same pass also told what comes after them, so this token is free.",
-    TokenKind.TARGET: "Nothing was guessed here: the target wrote this token alone.",
-    TokenKind.UNKNOWN: "The server does not say where this token came from.",
-}
+
+
+class Guess(NamedTuple):
+    """A drafted token: the facts of why it passed, failed or was not tested."""
+
+    token: DraftedToken
+    settings: Settings
+
+    @property
+    def has_passed(self) -> bool:
+        return self.token.outcome is DraftOutcome.ACCEPTED
+
+    @property
+    def least(self) -> float | None:
+        """Below this a number passes that rejection sampling draws; None if it was not told."""
+        p, q = self.token.p, self.token.q
+        return None if self.token.draw is None or p is None or not q else min(1.0, p / q)
+
+
+class RoundFacts(NamedTuple):
+    """What a round gave, as a whole."""
+
+    event: Round
+
+    @property
+    def drafted(self) -> int:
+        return len(self.event.drafted)
+
+    @property
+    def written(self) -> int:
+        return len(self.event.emitted)
+
+    @property
+    def last(self) -> TokenKind:
+        return self.event.emitted[-1].kind if self.event.emitted else TokenKind.UNKNOWN
 
 
 def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | None = None) -> dict[str, Any]:
@@ -56,7 +85,7 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
                 "target_probability": significant(token.p),
                 "drafter_probability": significant(token.q),
                 **({"follows": parents[at] if parents[at] >= 0 else None} if tree else {}),
-                "why": _why(token, asked.settings),
+                "why": sentence("guess", Guess(token, asked.settings)),
             }
             for at, token in enumerate(event.drafted)
         ],
@@ -66,39 +95,11 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
                 "kind": NAMES.get(token.kind, token.kind.value),
                 "target_probability": significant(token.p),
                 **({} if token.margin is None else {"margin": significant(token.margin)}),
-                "why": WRITTEN[token.kind],
+                "why": sentence("origin", token),
             }
             for token in event.emitted
         ],
         "draft_seconds": significant(event.draft_seconds),
         "pass_seconds": significant(event.verify_seconds),
-        "why": _sentence(event.drafted, event.emitted),
+        "why": sentence("round", RoundFacts(event)),
     }
-
-
-def _why(token: DraftedToken, settings: Settings) -> str:
-    """Why a guess passed, failed or was not tested."""
-    if token.outcome is DraftOutcome.UNTESTED:
-        return "Not tested: it comes after a guess that failed, or is on another branch."
-    passed = token.outcome is DraftOutcome.ACCEPTED
-    if settings.temperature == 0:
-        return f"It is {'' if passed else 'not '}the target's likeliest token here."
-    if settings.rule == MATCH:
-        return f"The target drew {'this' if passed else 'another'} token here, by the random numbers of this place."
-    if token.draw is None or token.p is None or not token.q:
-        return f"It {'passed' if passed else 'failed'} the test of rejection sampling."
-    least = min(1.0, token.p / token.q)
-    return f"The number drawn, {token.draw:.3f}, is {'' if passed else 'not '}below min(1, p / q) = {least:.3f}."
-
-
-def _sentence(drafted: Sequence[DraftedToken], emitted: Sequence[Token]) -> str:
-    """What the round gave, as a whole."""
-    accepted = sum(token.outcome is DraftOutcome.ACCEPTED for token in drafted)
-    gave = f"One pass of the target wrote {len(emitted)} token{'' if len(emitted) == 1 else 's'}"
-    last = emitted[-1].kind if emitted else TokenKind.UNKNOWN
-    if not drafted and last is TokenKind.UNKNOWN:
-        return "The server does not say how many passes wrote these tokens, nor what was guessed."
-    if not drafted:
-        return f"{gave}: nothing was guessed."
-    more = {TokenKind.RESAMPLED: " and corrected the next one", TokenKind.BONUS: " and added a bonus"}.get(last, "")
-    return f"{gave}: it accepted {accepted} of {len(drafted)} guesses{more}."

@@ -1,204 +1,314 @@
-"""The numbers behind a verdict: what a round of a drafted lane costs and brings, and what another K would."""
+"""The figures of a lane, from its events alone. All times are engine time."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import median
 from typing import Any
 
-from ..drafters.names import DRAFTERS
-from .asked import DraftedLane
-from .stats import Stats, speed_up
+from ..decoding.acceptance import branches, places_tested
+from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from ..tokens import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
+COUNTS = "tokens", "rounds", "drafted", "tested", "accepted"
+TIMES = "seconds", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds", "other_seconds"
+RATES = "tokens_per_second", "acceptance_rate", "draft_efficiency", "tokens_per_round", "draft_cost"
+FIGURES = *COUNTS, *TIMES, "prompt_tokens", *RATES, "finish_reason", "accepted_lengths"
 EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
-MUCH = 0.1  # of a token of the target alone, of a rate or of a pass: less is not worth a sentence
-ENOUGH = 5  # the fewest passes to take a mean of
-ENOUGH_DRAFTS = 10  # the fewest drafts to say what another K would give
-LONGEST = 8  # the largest K that is predicted from shorter drafts: longer passes may cost more than the line
+MUCH = 0.1  # of a text's time, of a ratio, a rate, a pass or a token of the target alone: less is not worth a sentence
+SURE = 3.0  # standard errors between two rates that differ by more than chance
+MANY_PASSES, LONGER = 32, 1.2  # passes, and their growth, for a note on the context
 STEPS = 10**9  # of a rate from 0 to 1, to find one by bisection
-MEASURED = "memory_rate", "experts"  # of an environment: what a race adds to it
-NOWHERE: Mapping[str, Any] = {}  # an unknown environment
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A drafted lane against the target alone, after the prompt. The unit of costs is the time that the target alone
-    takes for a token. None or empty is not known.
+@dataclass
+class LaneFigures:
+    """The events of a lane so far, and their running totals; `add` every event in order.
 
-    Attributes:
-        speed_up: `tokens` / `needed`; by chance it may be off by the share `noise`.
-        tokens: what a mean round emits. It breaks even at `needed`, which is the cost of the round.
-        parts: what of that cost, beyond 1, goes into `drafting`, `checking` drafts and the `rest`.
-        draft_cost, check_cost: of a mean draft that is not empty, and of the pass over it, in passes of the target
-            alone; None if there were too few.
-        rows: how many rows the target reads for each token of the text.
-        k: that of the race; None, and `by_k` empty, if it is AUTO or unknown or the drafts are trees.
-        by_k: the speed-up by K from 1 on, see `speeds_by_k`.
+    If a server does not tell a figure of one round, its total is None from then on: tokens drafted and tested, and the
+    time spent drafting and verifying. In a tree the tokens tested at the same place count as one test.
     """
 
-    plain: Stats
-    lane: Stats
-    asked: DraftedLane | None
-    speed_up: float
-    noise: float
-    tokens: float
-    parts: Mapping[str, float]
-    draft_cost: float | None
-    check_cost: float | None
-    k: int | None
-    by_k: Sequence[float]
+    events: list[Event] = field(default_factory=list)
+    tokens: int = 0
+    rounds: int = 0
+    drafted: IntIfKnown = 0
+    tested: IntIfKnown = 0
+    accepted: IntIfKnown = 0
+    seconds: float = 0.0
+    ttft_seconds: float = 0.0
+    draft_seconds: FloatIfKnown = 0.0
+    verify_seconds: FloatIfKnown = 0.0
+    prompt_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    accepted_lengths: dict[int, int] = field(default_factory=dict)
+    """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
+    first_draft_seconds: float = 0.0
+    draft_times: list[float] = field(default_factory=list)
+    """Seconds of each draft that was not empty, sorted, since every event of a replay asks for their median."""
+    readers: int = 1
+    """How many texts are decoded at once, see `ReaderFigures`."""
 
     @classmethod
-    def of(cls, plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> Figures | None:
-        """None if there is nothing to compare, or nothing was drafted.
+    def of(cls, events: Iterable[Event]) -> LaneFigures:
+        figures = cls()
+        for event in events:
+            figures.add(event)
+        return figures
 
-        Args:
-            asked: the drafter and its K; None if unknown.
-        """
-        ratio, tokens, speed = speed_up(plain, lane), lane.tokens_per_round, plain.tokens_per_second
-        if ratio is None or not tokens or not speed:
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        self.seconds += event.seconds
+        self.tokens += len(emitted_tokens(event))
+        if isinstance(event, Prefilled):
+            self.prompt_tokens, self.ttft_seconds = event.prompt_tokens, event.seconds
+        elif isinstance(event, Finished):
+            self.finish_reason = event.reason
+        else:
+            self._add_round(event)
+
+    def _add_round(self, event: Round) -> None:
+        self.rounds += event.merged or 1
+        unknown = sum(token.kind is TokenKind.UNKNOWN for token in event.emitted)
+        self.drafted = _sum(self.drafted, None if unknown else len(event.drafted))
+        self.accepted = _sum(self.accepted, None if unknown > 1 else event.accepted)
+        self.tested = _sum(self.tested, None if unknown else len(places_tested(event.drafted)))
+        self.draft_seconds = _sum(self.draft_seconds, event.draft_seconds)
+        self.verify_seconds = _sum(self.verify_seconds, event.verify_seconds)
+        if event.drafted and not unknown:
+            self.accepted_lengths[event.accepted] = self.accepted_lengths.get(event.accepted, 0) + 1
+        if event.drafted and event.draft_seconds is not None:
+            if not self.draft_times:
+                self.first_draft_seconds = event.draft_seconds
+            insort(self.draft_times, event.draft_seconds)
+
+    @property
+    def all_rounds(self) -> list[Round]:
+        return [event for event in self.events if isinstance(event, Round)]
+
+    @property
+    def known_drafts(self) -> list[Round]:
+        """The rounds whose draft was not empty and is known."""
+        known = (each for each in self.all_rounds if all(one.kind is not TokenKind.UNKNOWN for one in each.emitted))
+        return [each for each in known if each.drafted]
+
+    @property
+    def trees(self) -> bool:
+        """Whether one of the drafts was a tree."""
+        return any(token.parent is not None for each in self.all_rounds for token in each.drafted)
+
+    @property
+    def drafts(self) -> int:
+        """How many rounds had a draft of known size."""
+        return sum(self.accepted_lengths.values())
+
+    @property
+    def first_passed(self) -> int:
+        """In how many of these the first guess was accepted, in a tree the likeliest of those that follow the text."""
+        return sum(each.drafted[0].outcome is DraftOutcome.ACCEPTED for each in self.known_drafts)
+
+    @property
+    def verify_times(self) -> list[float]:
+        return [each.verify_seconds for each in self.all_rounds if each.verify_seconds is not None]
+
+    @property
+    def checks(self) -> list[float]:
+        """The seconds of the passes that verified a draft."""
+        return [each.verify_seconds for each in self.all_rounds if each.drafted and each.verify_seconds is not None]
+
+    @property
+    def round_times(self) -> list[float]:
+        return [each.seconds / (each.merged or 1) for each in self.all_rounds]
+
+    @property
+    def other_seconds(self) -> float | None:
+        """Engine time of the rounds besides drafting and verifying; None if those are not known."""
+        if self.draft_seconds is None or self.verify_seconds is None:
             return None
-        parts: dict[str, float] = {}
-        draft_cost = check_cost = None
-        if None not in (lane.draft_seconds, lane.verify_seconds) and plain.verify_times:
-            one_pass, read = fmean(plain.verify_times), lane.prompt_seconds - lane.ttft_seconds
-            parts["drafting"] = (lane.draft_seconds - read) / lane.rounds * speed
-            parts["checking"] = (lane.verify_seconds / lane.rounds - one_pass) * speed
-            parts["rest"] = tokens / ratio - 1 - sum(parts.values())
-            if min(len(plain.verify_times), len(lane.checks)) >= ENOUGH and one_pass:
-                draft_cost = (lane.draft_seconds - read) / len(lane.checks) / one_pass
-                check_cost = fmean(lane.checks) / one_pass
-        known = asked is not None and asked.drafter in DRAFTERS and not lane.trees and draft_cost is not None
-        k = asked.k if known and asked and isinstance(asked.k, int) and lane.drafts >= ENOUGH_DRAFTS else None
-        by_k: Sequence[float] = ()
-        if k and asked:
-            once = ["drafting"] if DRAFTERS[asked.drafter].parallel_drafting else []
-            each = sum(cost for part, cost in parts.items() if part not in ("rest", *once)) * lane.rounds / lane.drafted
-            by_k = _by_k(lane, k, each, sum(parts[part] for part in ("rest", *once)))
-            by_k = [speed * ratio / by_k[k - 1] for speed in by_k]  # so that the race's own K gets what was measured
-        return cls(plain, lane, asked, ratio, noise(plain, lane), tokens, parts, draft_cost, check_cost, k, by_k)
+        return max(0.0, self.seconds - self.ttft_seconds - self.draft_seconds - self.verify_seconds)
 
     @property
-    def needed(self) -> float:
-        """The cost of a mean round, in tokens of the target alone: so many it must emit to break even."""
-        return self.tokens / self.speed_up
+    def tokens_per_second(self) -> float | None:
+        return tokens_per_second(self.tokens, self.seconds, self.prompt_seconds)
 
     @property
-    def side(self) -> int:
-        """1 is faster, -1 slower, 0 a tie."""
-        return (self.speed_up > 1 + self.noise) - (self.speed_up < 1 - self.noise)
+    def prompt_seconds(self) -> float:
+        """Engine time for the prompt: the prefill, and the extra time of the first draft, in which a draft model reads
+        the prompt."""
+        return self.ttft_seconds + max(self.first_draft_seconds - self._usual_draft, 0.0)
 
     @property
-    def best(self) -> tuple[int, float]:
-        """The K of the largest speed-up in `by_k`, and that speed-up; the smallest K wins a tie. (0, 0) if unknown."""
-        return max(((k, speed) for k, speed in enumerate(self.by_k, 1)), key=lambda found: found[1], default=(0, 0.0))
+    def _usual_draft(self) -> float:
+        last = len(self.draft_times) - 1
+        return (self.draft_times[last // 2] + self.draft_times[-(last // 2) - 1]) / 2 if self.draft_times else 0.0
 
     @property
-    def rows(self) -> float | None:
-        """See the class. A pass has a row for the pending token and one for each drafted token."""
-        lane = self.lane
-        return None if lane.drafted is None else (lane.rounds + lane.drafted) / (lane.tokens - 1)
+    def acceptance_rate(self) -> float | None:
+        """Accepted / tested: the share of tested tokens that passed, an estimate of alpha."""
+        return self.accepted / self.tested if self.tested else None
 
     @property
-    def needed_acceptance(self) -> float | None:
-        """See `alpha_for`, which gets the mean length of the drafts."""
-        drafts = [] if self.lane.trees else self.lane.drafts_tested
-        often = len(drafts) / self.lane.rounds
-        return (
-            alpha_for(1 + (self.needed - 1) / often, round(fmean(draft.drafted for draft in drafts))) if often else None
-        )
+    def draft_efficiency(self) -> float | None:
+        """Accepted / drafted: the share of drafted tokens that were used. It falls as K grows."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Tau: tokens emitted by rounds / rounds, that is, tokens per target pass after the prefill."""
+        return (self.tokens - 1) / self.rounds if self.rounds else None
+
+    @property
+    def draft_cost(self) -> float | None:
+        """The time of a typical draft over that of the pass that verifies it (medians), without empty drafts."""
+        checks = self.checks
+        pass_seconds = median(checks) if checks else 0.0
+        return self._usual_draft / pass_seconds if pass_seconds else None
+
+    def seconds_for(self, tokens: int) -> float | None:
+        """Seconds of a text of another length, prompt included; None if no token followed the first."""
+        speed = self.tokens_per_second
+        return self.prompt_seconds + (tokens - 1) / speed if speed else None
+
+    @property
+    def longest_pass(self) -> int:
+        """The rows of the longest pass."""
+        return 1 + max((len(each.drafted) for each in self.known_drafts), default=0)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """How many tokens were tested and how many accepted at each position of the drafts; none of trees."""
+        return [] if self.trees else counts_by_place(self.known_drafts)
+
+    @property
+    def falling_rates(self) -> list[float]:
+        """The acceptance rates in the first and in the second half of the drafts if they fall by more than chance."""
+        drafts = self.known_drafts
+        parts = drafts[: len(drafts) // 2], drafts[len(drafts) // 2 :]
+        tested = [sum(each.tested for each in part) for part in parts]
+        passed = [sum(each.accepted for each in part) for part in parts]
+        if not all(tested):
+            return []
+        rates, mean = [n / count for n, count in zip(passed, tested, strict=True)], sum(passed) / sum(tested)
+        chance = SURE * sqrt(mean * (1 - mean) * sum(1 / count for count in tested))
+        return [] if rates[0] - rates[1] < max(MUCH, chance) else rates
+
+    @property
+    def slowdown(self) -> float:
+        """By what share passes take longer in the last quarter than in the first: the context has grown, or the machine
+        was slower. 0 if that is little."""
+        times, quarter = self.verify_times, len(self.verify_times) // 4
+        first = median(times[:quarter]) if len(times) >= MANY_PASSES else 0.0
+        growth = median(times[-quarter:]) / first if first else 0.0
+        return growth - 1 if growth >= LONGER else 0.0
+
+    @property
+    def context(self) -> int:
+        return self.prompt_tokens + self.tokens
+
+    def some(self, names: Collection[str]) -> dict[str, Any]:
+        """Figures by name, ready for JSON. A figure that does not exist yet is None."""
+        lengths = {str(length): self.accepted_lengths[length] for length in sorted(self.accepted_lengths)}
+        found = {"finish_reason": self.finish_reason and self.finish_reason.value, "accepted_lengths": lengths}
+        return {name: found[name] if name in found else getattr(self, name) for name in names}
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.some(FIGURES)
 
 
-def weight_bytes(environment: Mapping[str, Any]) -> int | None:
-    """How many bytes of weights a pass of the target over one row reads; None if the environment does not say.
+@dataclass
+class ReaderFigures(LaneFigures):
+    """The figures of a single one of several readers while all are decoded: from when all prompts were read until a
+    text ends.
 
-    Older traces have only the bytes of all weights, which are more if embeddings are not tied, or if there are experts.
+    A round takes as long as its reader waits for it, so times, and the speed, are those of a single reader. `lanes`
+    has the whole text of each reader by the name of its lane.
     """
-    placement = environment.get("placement")
-    sizes = [environment["bytes_per_pass"]] if "bytes_per_pass" in environment else []
-    sizes = sizes or ([*placement.values()] if isinstance(placement, dict) else [])
-    known = bool(sizes) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
-    return sum(sizes) if known else None
+
+    lanes: dict[str, LaneFigures] = field(default_factory=dict)
+    _ready: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of_lanes(cls, names: Collection[str], events: Iterable[tuple[str, Event]] = ()) -> ReaderFigures:
+        """Events of other lanes are left out."""
+        figures = cls(tokens=1, readers=len(names), lanes={name: LaneFigures() for name in names})
+        for name, event in events:
+            if name in names:
+                figures.add_of(name, event)
+        return figures  # a round follows a token, hence the first
+
+    def add_of(self, name: str, event: Event) -> bool:
+        """Take in the next event of all. Returns whether it counts."""
+        self.lanes[name].add(event)
+        counts = name in self._ready and all(lane.finish_reason is None for lane in self.lanes.values())
+        if counts:
+            self.add(event)
+        elif all(lane.events for lane in self.lanes.values()):  # the round that has just ended may have begun before
+            self._ready.add(name)
+        return counts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Of the whole run the times, which are those of the reader that took longest, and the tokens of all;
+        `tokens_per_second_of_all` is the speed of all together."""
+        longest, rate = max(self.lanes.values(), key=lambda lane: lane.seconds), self.tokens_per_second
+        of_all = {"tokens": sum(lane.tokens for lane in self.lanes.values()), "readers": self.readers}
+        return {
+            **self.some(FIGURES),
+            **longest.some(TIMES),
+            **of_all,
+            "tokens_per_second_of_all": rate and rate * self.readers,
+        }
 
 
-def bytes_of(lane: Stats, environment: Mapping[str, Any]) -> int | None:
-    """How many bytes of weights a mean pass of a lane reads; None if unknown.
+def _sum(total: float | None, more: float | None) -> float | None:
+    """The sum; None if either is unknown."""
+    return None if total is None or more is None else total + more
 
-    In a model with experts a pass over more rows reads more of them. How many was counted, see `experts_counted`, or is
-    estimated, see `experts_read`.
+
+def counts_by_place(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """How many tokens were tested and how many accepted at each position of a draft, [(tested, accepted), ...]."""
+    tested, accepted = Counter[int](), Counter[int]()
+    for event in events:
+        drafted: Sequence[DraftedToken] = event.drafted if isinstance(event, Round) else ()
+        if branches(drafted):
+            drafted = places_tested(drafted)
+        for place, token in enumerate(drafted):
+            tested[place] += token.outcome is not DraftOutcome.UNTESTED
+            accepted[place] += token.outcome is DraftOutcome.ACCEPTED
+    return [(tested[place], accepted[place]) for place in sorted(tested)]
+
+
+# Speeds ---------------------------------------------------------------------------------------------------------
+
+
+def tokens_per_second(tokens: int, seconds: float, prompt_seconds: float) -> float | None:
+    """How fast a text was written after its prompt was read: tokens after the first, which comes with the prompt, over
+    the engine time behind the prompt; None if either is 0.
+
+    Texts of different lengths cannot be compared by tokens over all seconds: the shorter a text is, the larger is the
+    share of the prompt, which drafting does not speed up.
     """
-    one_row, experts = weight_bytes(environment), environment.get("experts")
-    facts = [experts.get(name) for name in ("count", "used", "bytes")] if isinstance(experts, dict) else []
-    count, used, size = (fact if type(fact) is int and fact > 0 else 0 for fact in facts or [0] * 3)
-    if one_row is None or not (count >= used > 0 < size) or not lane.rounds or lane.drafted is None:
-        return one_row
-    read = experts_counted(lane, environment) or experts_read(count, used, 1 + lane.drafted / lane.rounds)
-    return round(one_row + size / count * (read - used))
+    behind = seconds - prompt_seconds
+    return (tokens - 1) / behind if tokens > 1 and behind > 0 else None
 
 
-def experts_counted(lane: Stats, environment: Mapping[str, Any]) -> float | None:
-    """How many experts of a layer a mean pass of a lane reads, as passes of so many rows did where it ran; None if that
-    was not counted for all of them."""
-    experts = environment.get("experts")
-    read = experts.get("read") if isinstance(experts, dict) else None
-    if not isinstance(read, dict) or not lane.drafts_tested:
-        return None
-    rows = [1 + draft.drafted for draft in lane.drafts_tested] + [1] * (lane.rounds - len(lane.drafts_tested))
-    counts = [read.get(str(number)) for number in rows]
-    known = [count for count in counts if isinstance(count, float) and 0 < count < float("inf")]
-    return fmean(known) if len(known) == len(rows) else None
+def ratio_of_speeds(plain: LaneFigures, lane: LaneFigures) -> float | None:
+    """The `tokens_per_second` of a lane over those of the target alone; None if a lane has a single token, which only
+    measures the prompt."""
+    alone, own = plain.tokens_per_second, lane.tokens_per_second
+    return own / alone if own and alone else None
 
 
-def experts_read(count: int, used: int, rows: float) -> float:
-    """How many of `count` experts some row of a pass is expected to use, if each row uses `used` of them at random.
+def speed_up(plain: LaneFigures, lane: LaneFigures) -> float | None:
+    """`ratio_of_speeds`; None if nothing was drafted: the difference of two equal lanes is timing noise.
 
-    Rows of one text prefer the same experts, so there are fewer of them.
+    The page, the Lab, the bench and the sentences all use this definition.
     """
-    return count * (1 - (1 - used / count) ** rows)
-
-
-def memory_rate_of(environment: Mapping[str, Any]) -> float | None:
-    """Bytes per second that the memory streamed after a race; None if the environment does not say, or if some
-    weights lie elsewhere."""
-    rate, placement = environment.get("memory_rate"), environment.get("placement")
-    known = isinstance(rate, float) and 0 < rate < float("inf")
-    return rate if known and isinstance(placement, dict) and len(placement) == 1 else None
-
-
-def memory_share(lane: Stats, pass_bytes: int | None, rate: float | None) -> float | None:
-    """How close a mean pass of a lane comes to what the memory allows, at most 1; None if unknown.
-
-    Args:
-        pass_bytes: how many bytes of weights a pass of the target reads.
-        rate: bytes per second that the memory streams.
-    """
-    if not pass_bytes or not rate or len(lane.verify_times) < ENOUGH or not fmean(lane.verify_times):
-        return None
-    return min(pass_bytes / fmean(lane.verify_times) / rate, 1.0)
-
-
-def memory_shares(lanes: Mapping[str, Stats], environment: Mapping[str, Any]) -> dict[str, float | None]:
-    """`memory_share` of each lane, by what the environment of the race tells."""
-    rate = memory_rate_of(environment)
-    return {name: memory_share(lane, bytes_of(lane, environment), rate) for name, lane in lanes.items()}
-
-
-def noise(plain: Stats, lane: Stats) -> float:
-    """The share by which the ratio of two lanes may be off by chance, at least that of `EVEN`.
-
-    All rounds of the target alone do the same work, so their spread comes from the machine. The share is twice the
-    standard error of the ratio of two means of such rounds, as many as the lanes have. Rounds of several readers that
-    share a pass are one.
-    """
-    times, least = plain.round_times, EVEN[1] - 1
-    if len(times) < ENOUGH or not fmean(times):
-        return least
-    rounds = len(times) / plain.readers, max(lane.rounds, 1) / lane.readers
-    return max(least, 2 * stdev(times) / fmean(times) * sqrt(sum(1 / count for count in rounds)))
+    return None if lane.drafted == 0 else ratio_of_speeds(plain, lane)
 
 
 def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]:
@@ -213,26 +323,6 @@ def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]
         costs: of a round by K from 0 on, in rounds of the target alone.
     """
     return [tokens / cost for tokens, cost in zip(accumulate(reached, initial=1.0), costs, strict=True)]
-
-
-def _by_k(lane: Stats, k: int, each: float, fixed: float) -> Sequence[float]:
-    """`speeds_by_k` from 1 up to the K of the race. If enough drafts were that long, it goes on to twice that K, with
-    the rate of the last place.
-
-    Args:
-        each: the cost that a drafted token adds to a round, in rounds of the target alone. Below 0 it is timing noise.
-        fixed: the cost of a round beyond one of the target alone, however short the draft.
-    """
-    drafts = lane.drafts_tested
-    made = [sum(draft.drafted > place for draft in drafts) / lane.rounds for place in range(k)]
-    reached = [sum(draft.accepted > place for draft in drafts) / lane.rounds for place in range(k)]
-    if sum(draft.tested >= k for draft in drafts) >= ENOUGH_DRAFTS:
-        before = reached[-2] if k > 1 else made[0]
-        further = range(1, min(2 * k, LONGEST) - k + 1)
-        reached += [reached[-1] * (reached[-1] / before) ** i for i in further]
-        made += [made[-1]] * len(further)
-    rows = accumulate(made, initial=0.0)  # of the drafts that may stop before k
-    return speeds_by_k(reached, [max(1 + fixed + max(each, 0.0) * n, 1e-9) for n in rows])[1:]
 
 
 def expected_tokens(alpha: float, k: int) -> float:

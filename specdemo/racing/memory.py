@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..drafters.names import DRAFTERS
 from ..errors import BadInput
-from .asked import DraftedLane
+from .request import DraftedLane
 from .trace import MOST
 
 if TYPE_CHECKING:

@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..decoding.events import Event, Finished, emitted_tokens
+from ..decoding.events import emitted_tokens
 from ..settings import Settings
-from .asked import PLAIN, SPECULATIVE, DraftedLane
-from .compare import NOTHING_YET, Comparison, badge, compared, first_to_part, of_readers, tokens_of, worst
-from .figures import NOWHERE, memory_rate_of, memory_shares
-from .stats import Stats
+from .compare import Comparison, Texts, first_to_part, tokens_of, worst
+from .figures import MUCH, LaneFigures, ReaderFigures
+from .request import PLAIN, SPECULATIVE, DraftedLane
 from .trace import Entry
-from .verdict import LaneVerdict, in_short, judge_lane, judge_readers, lanes_verdict
+from .verdict import Verdict
+from .weights import NOWHERE, memory_rate_of, memory_share
+from .words import sentence
+
+RACE = "verdicts", "speed_up", "sentence", "comparison"
+MEMORY = "memory_shares", "memory_rate"
+PAGE = "stopped", "speed_up", "speed_ups", "sentence", "headline", "advice", "chips", "verdicts", "exactness", "stats"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Several readers that are decoded at once: the figures while all are, and those of the one that took longest.
-
-    `tokens` are those of all.
-    """
-
-    at_once: Stats
-    longest: Stats
-    tokens: int
-
-    @classmethod
-    def of(cls, entries: Sequence[Entry], lanes: Collection[str]) -> Group:
-        held = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in lanes}
-        each = [Stats.of(events) for events in held.values()]
-        at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in held), len(held))
-        return cls(at_once, max(each, key=lambda stats: stats.seconds), sum(stats.tokens for stats in each))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Figures as those of a lane, for JSON: of a single reader while all are decoded, but the times of the whole
-        run, and the tokens of all. `tokens_per_second_of_all` is the speed of all together."""
-        times = {name: value for name, value in self.longest.as_dict().items() if name.endswith("seconds")}
-        rate, readers = self.at_once.tokens_per_second, self.at_once.readers
-        of_all = {"tokens": self.tokens, "readers": readers, "tokens_per_second_of_all": rate and rate * readers}
-        return {**self.at_once.as_dict(), **times, **of_all}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """What came of a race, finished or stopped.
 
     Attributes:
-        events, stats: of each lane.
-        comparisons: of the text of each drafted lane with that of the target alone. None under rejection sampling above
-            temperature 0, where texts differ by chance, though their distribution does not.
         verdicts: on each drafted lane; of several readers one on all of them, as of a lane SPECULATIVE.
+        badge: whether the texts are the same: `mark`, `title` and `words`, see `Texts.badge`.
         sentence: what the race showed, "" if there is nothing to compare.
-        badge: whether the texts are the same: `mark`, `title` and `words`, see `compare.badge`.
         stopped: whether a lane did not finish.
         environment: where it ran, with the `memory_rate` measured after it; empty for servers.
         reports: of each lane, ready for JSON, see `report`.
-        groups: of several readers, all lanes without a drafter as one lane PLAIN, and those with it as SPECULATIVE.
     """
 
-    events: Mapping[str, Sequence[Event]]
-    stats: Mapping[str, Stats]
-    comparisons: Mapping[str, Comparison | None]
-    verdicts: Mapping[str, LaneVerdict]
-    sentence: str
-    badge: Mapping[str, str]
-    stopped: bool
-    environment: Mapping[str, Any]
+    lanes: Mapping[str, LaneFigures]
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    badge: Mapping[str, str] = field(default_factory=dict)
+    sentence: str = ""
+    stopped: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
     reports: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    groups: Mapping[str, Group] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -89,86 +60,137 @@ class Outcome:
             alone: the lane of the target alone; None if there is none, and so nothing to compare.
             pairs: of several readers, see `Request.pairs`.
         """
-        held = {lane: [entry for entry in entries if entry.lane == lane] for lane in lanes}
-        events = {lane: [entry.event for entry in found] for lane, found in held.items()}
-        stats = {lane: Stats.of(found) for lane, found in events.items()}
-        stopped = not all(found and isinstance(found[-1], Finished) for found in events.values())
-        tokens = {lane: tokens_of(found) for lane, found in held.items()}
-        comparisons, verdicts, badges = {}, {}, {}
-        for lane, other in (pairs or ({} if alone is None else dict.fromkeys(lanes, alone))).items():
-            if lane == other:
-                continue
-            asked, pair = lanes[lane], (tokens[other], tokens[lane])
-            found = comparisons[lane] = compared(*pair, settings)
-            known = asked if asked and asked.k else None  # of a server it is not known
-            if not pairs:
-                verdicts[lane] = judge_lane(stats[other], stats[lane], known, found, environment)
-            badges[lane] = badge(*pair, found, asked, settings, environment, stopped)
-        groups: dict[str, Group] = {}
+        figures = {lane: LaneFigures.of(entry.event for entry in entries if entry.lane == lane) for lane in lanes}
+        stopped = any(lane.finish_reason is None for lane in figures.values())
+        tokens = {lane: tokens_of(found.events) for lane, found in figures.items()}
+        verdicts, badges = dict[str, Verdict](), dict[str, dict[str, str]]()
+        for lane, other in (pairs or {lane: alone for lane in lanes if alone not in (None, lane)}).items():
+            texts = Texts(tokens[other], tokens[lane], settings, lanes[lane], environment, stopped)
+            badges[lane] = texts.badge
+            verdicts[lane] = Verdict(figures[other], figures[lane], lanes[lane], texts.comparison, environment)
         if pairs:
-            groups = {PLAIN: Group.of(entries, {*pairs.values()}), SPECULATIVE: Group.of(entries, pairs)}
-            verdicts[SPECULATIVE] = judge_readers(groups[PLAIN].at_once, groups[SPECULATIVE].at_once, known)
-        sentence = lanes_verdict(verdicts) if verdicts else ""
-        overall = worst(badges) if badges else NOTHING_YET
-        overall = of_readers(overall, len(pairs), stopped) if pairs else overall
-        return cls(events, stats, comparisons, verdicts, sentence, overall, stopped, environment, groups=groups)
+            events = [(entry.lane, entry.event) for entry in entries]
+            plain, drafted = (ReaderFigures.of_lanes({*group}, events) for group in (pairs.values(), pairs))
+            parted = first_to_part(found.comparison for found in verdicts.values())
+            verdicts = {SPECULATIVE: Verdict(plain, drafted, lanes[next(iter(pairs))], parted)}
+        found = cls(figures, verdicts, worst(badges), stopped=stopped, environment=environment)
+        badge = found.badge
+        if pairs and badge["mark"] == "same":
+            badge = {**badge, "words": sentence("badge of readers", found)}
+        return replace(found, badge=badge, sentence=sentence("race", found))
 
     @property
     def speed_up(self) -> float | None:
         """The largest of all lanes; None if there is none."""
         return max((found.speed_up for found in self.verdicts.values() if found.speed_up is not None), default=None)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON: the report of each lane by its name, and of several readers the `stats` of both groups; in
-        `verdicts` the fields of `LaneVerdict` and the `comparison` of the text for each drafted lane; for the whole
-        race the largest `speed_up`, a `sentence`, and the first `comparison` to differ; if weights are known,
-        `memory_shares` and `memory_rate`."""
-        parted = [found for found in self.comparisons.values() if found]
-        memory = {}
-        if self.environment:
-            shares = memory_shares(self.stats, self.environment)
-            memory = {"memory_shares": shares, "memory_rate": memory_rate_of(self.environment)}
+    @property
+    def comparison(self) -> Comparison | None:
+        """Of the texts of the lanes with that of the target alone the first to differ."""
+        return first_to_part(found.comparison for found in self.verdicts.values())
+
+    # Facts for its sentences ------------------------------------------------------------------------------------
+
+    @property
+    def readers(self) -> int:
+        return max((found.readers for found in self.verdicts.values()), default=1)
+
+    @property
+    def fastest(self) -> str:
+        """The name of the fastest drafted lane. Lanes without a speed-up come last."""
+        return max(self.verdicts, key=lambda lane: self.verdicts[lane].speed_up or 0.0)
+
+    @property
+    def best(self) -> Verdict:
+        return self.verdicts[self.fastest]
+
+    @property
+    def _slower(self) -> dict[str, bool]:
+        """Of the other lanes with reliable figures whether they are slower than the fastest beyond the noise."""
+        best = self.best
+        others = {lane: found for lane, found in self.verdicts.items() if found.is_long and found is not best}
+        found = {lane: best.speed_up > (1 + best.noise) * other.speed_up for lane, other in others.items()}
+        return found if best.is_long else {}
+
+    @property
+    def tied(self) -> str:
+        """The names of the lanes that are as fast as the fastest within the noise."""
+        return " and ".join(lane for lane, slower in self._slower.items() if not slower)
+
+    @property
+    def most_apt(self) -> str:
+        """The slower lane of which the most guesses pass, if clearly more than of the fastest; else the fastest."""
+        rates = {lane: self._rate(lane) for lane, slower in self._slower.items() if slower}
+        apt = max(rates, key=rates.__getitem__, default=self.fastest)
+        return apt if self._rate(apt) > self._rate(self.fastest) + MUCH / 2 else self.fastest
+
+    def _rate(self, lane: str) -> float:
+        return self.verdicts[lane].lane.acceptance_rate or 0.0
+
+    @property
+    def apt_rate(self) -> float:
+        return self._rate(self.most_apt)
+
+    @property
+    def begins(self) -> str:
+        """The sentence up to a colon, if it has one."""
+        before, _, after = sentence("race", self).partition(": ")
+        return before if after else ""
+
+    # JSON -------------------------------------------------------------------------------------------------------
+
+    def _json(self) -> dict[str, Any]:
+        """All there is, ready for JSON; what shows a race leaves fields out.
+
+        In `verdicts` see `Verdict.as_dict`; `stats` are the figures of each lane, of several readers those of both
+        groups.
+        """
+        long = bool(self.verdicts) and self.best.is_long
+        verdicts = {lane: found.as_dict() for lane, found in self.verdicts.items()}
         return {
-            **self.reports,
-            **{name: {"stats": group.as_dict()} for name, group in self.groups.items()},
-            "verdicts": self._verdicts(),
+            "stopped": self.stopped,
             "speed_up": self.speed_up,
+            "speed_ups": {lane: found["speed_up"] for lane, found in verdicts.items()},
             "sentence": self.sentence,
-            "comparison": asdict(first_to_part(parted)) if parted else None,
-            **memory,
+            "headline": sentence("race headline", self),
+            "advice": sentence("advice", self.best) if long and self.readers == 1 else "",
+            "chips": self.best.chips if long else [],
+            "verdicts": verdicts,
+            "exactness": {**self.badge},
+            "stats": {lane: found.as_dict() for lane, found in (self._groups or self.lanes).items()},
+            "comparison": self.comparison and asdict(self.comparison),
+            "memory_shares": {lane: memory_share(found, self.environment) for lane, found in self.lanes.items()},
+            "memory_rate": memory_rate_of(self.environment),
         }
 
-    def _verdicts(self) -> dict[str, Any]:
-        reports = {lane: found and asdict(found) for lane, found in self.comparisons.items()}
-        if self.groups:
-            parted = [found for found in self.comparisons.values() if found]
-            reports[SPECULATIVE] = asdict(first_to_part(parted)) if parted else None
-        return {lane: {**found.as_dict(), "comparison": reports[lane]} for lane, found in self.verdicts.items()}
+    @property
+    def _groups(self) -> dict[str, LaneFigures]:
+        """Of several readers all without a drafter, and all with it."""
+        return {PLAIN: self.best.plain, SPECULATIVE: self.best.lane} if self.readers > 1 else {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report of each lane by its name, of several readers the `stats` of both groups, and what the whole race
+        showed; if weights are known, `memory_shares` and `memory_rate`."""
+        found = self._json()
+        groups = {name: {"stats": found["stats"][name]} for name in self._groups}
+        return {**self.reports, **groups, **{name: found[name] for name in RACE + MEMORY * bool(self.environment)}}
 
     def ending(self, disturbed: bool = False) -> dict[str, Any]:
         """What the page shows at the end of a race, without the texts, which it has. It always gets figures of two
         lanes."""
-        stats = {**({PLAIN: Stats(), SPECULATIVE: Stats()} if len(self.stats) < 2 else {}), **self.stats}
-        return {
-            "stopped": self.stopped,
-            "speed_up": self.speed_up,
-            "speed_ups": {lane: found.speed_up for lane, found in self.verdicts.items()},
-            "sentence": self.sentence,
-            **in_short(self.verdicts),
-            "verdicts": self._verdicts(),
-            "exactness": {**self.badge},
-            "stats": {lane: found.as_dict() for lane, found in (self.groups or stats).items()},
-            "disturbed": disturbed,
-        }
+        found = self._json()
+        if len(self.lanes) < 2:
+            found["stats"] = {PLAIN: LaneFigures().as_dict(), SPECULATIVE: LaneFigures().as_dict(), **found["stats"]}
+        return {**{name: found[name] for name in PAGE}, "disturbed": disturbed}
 
 
-def report(text: str, events: Sequence[Event], stats: Stats) -> dict[str, Any]:
-    """What came of a lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
-    tokens, figures = [token for event in events for token in emitted_tokens(event)], stats.as_dict()
+def report(text: str, figures: LaneFigures) -> dict[str, Any]:
+    """What came of a lane, ready for JSON."""
+    tokens, stats = [token for event in figures.events for token in emitted_tokens(event)], figures.as_dict()
     return {
         "text": text,
         "token_ids": [token.id for token in tokens],
         "kinds": [token.kind.value for token in tokens],
-        "finish_reason": figures["finish_reason"],
-        "stats": figures,
+        "finish_reason": stats["finish_reason"],
+        "stats": stats,
     }

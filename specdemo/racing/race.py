@@ -22,12 +22,12 @@ from ..models.loaded import Loaded
 from ..models.sizes import check_caches
 from ..settings import AUTO, MAX_K, MAX_NODES, REJECTION, Settings
 from ..system.progress import tell
-from .asked import PLAIN, DraftedLane, lanes_by_name
 from .lanes import Lane, LaneText, StopStrings, race_lanes
+from .request import PLAIN, DraftedLane, lanes_by_name
 from .trace import Entry
 
 TRIED_TOKENS = 32  # of the prompts and texts of the runs by which a drafter is tried out
-TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired wrongly, see `summary.head_doubt`
+TRIED_DRAFTS = 16  # of such a run by a published head: enough to find one wired wrongly, see `summary.FirstGuesses`
 
 
 def rule_for(settings: Settings) -> Rule:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.special import bdtr  # the binomial distribution: the chance of at most so many
 
@@ -16,15 +16,16 @@ from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
 from ..settings import Settings
 from ..tokens import FinishReason
-from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
-from .figures import weight_bytes
+from .figures import LaneFigures
 from .lanes import LaneText
 from .memory import remembered_by
 from .outcome import Outcome
 from .outcome import report as report_of
-from .stats import Stats
+from .request import PLAIN, SPECULATIVE, DraftedLane, Request
 from .trace import Entry
+from .weights import weight_bytes
+from .words import sentence
 
 # The share of first guesses of a published head that pass. Its authors report 0.65 to 0.85 (EAGLE-3 for Llama-3.1-8B:
 # 0.75 to 0.80; DFlash for Qwen3-8B: 0.82 on mathematics; P-EAGLE: 0.64 on code where EAGLE-3 had 0.73, by vLLM #32628;
@@ -81,14 +82,15 @@ def _outcome(
     for lane, asked in lanes.items():
         if pairs and doubts:  # one is enough
             break
-        if asked and (doubt := _doubt(loaded, asked.drafter, found.stats[lane])):
+        if asked and (doubt := _doubt(loaded, asked.drafter, found.lanes[lane])):
             judged = SPECULATIVE if pairs else lane
-            verdicts[judged] = replace(verdicts[judged], sentence=f"{verdicts[judged].sentence} {doubt}")
+            verdicts[judged] = replace(verdicts[judged], doubt=doubt)
             doubts.setdefault(asked.drafter, doubt)
-    reports = {lane: report(loaded, prompts[lane], events, settings.grammar) for lane, events in found.events.items()}
+    lane_events = {lane: figures.events for lane, figures in found.lanes.items()}
+    reports = {lane: report(loaded, prompts[lane], events, settings.grammar) for lane, events in lane_events.items()}
     cut = dict.fromkeys(filter(None, map(cut_short, reports.values())))
-    sentence = " ".join([found.sentence, *doubts.values(), *cut])
-    return replace(found, verdicts=verdicts, sentence=sentence, reports=reports)
+    words = " ".join([found.sentence, *doubts.values(), *cut])
+    return replace(found, verdicts=verdicts, sentence=words, reports=reports)
 
 
 def measured(environment: dict[str, Any]) -> dict[str, Any]:
@@ -98,35 +100,47 @@ def measured(environment: dict[str, Any]) -> dict[str, Any]:
     return {**environment, "memory_rate": rate} if rate else environment
 
 
-def _doubt(loaded: Loaded, drafter: str, stats: Stats) -> str | None:
-    """`head_doubt` for a lane's drafter, by that lane or by all runs and trials: with K = auto a head that is always
-    wrong is not asked again."""
-    name = loaded.head_formats.get(drafter)
-    if name is None:
-        return None
+def _doubt(loaded: Loaded, drafter: str, lane: LaneFigures) -> str:
+    """A sentence on the head of a lane's drafter, by that lane or by all runs and trials: with K = auto a head that is
+    always wrong is not asked again."""
+    head = loaded.head_formats.get(drafter)
+    if head is None:
+        return ""
     firsts = sum((model.first_guesses for model in loaded.costs.values()), Counter[tuple[str, bool]]())
     passed = firsts[drafter, True]
-    here = head_doubt(drafter, name, stats.drafts, stats.first_passed)
-    return here or head_doubt(drafter, name, passed + firsts[drafter, False], passed)
+    counts = (lane.drafts, lane.first_passed), (passed + firsts[drafter, False], passed)
+    return next(filter(None, (sentence("first guesses", FirstGuesses(drafter, head, *each)) for each in counts)), "")
 
 
-def head_doubt(drafter: str, name: str, drafts: int, passed: int) -> str | None:
-    """A sentence if a published head seems to be wired wrongly: far fewer of its first guesses pass than usual.
+@dataclass(frozen=True)
+class FirstGuesses:
+    """Of the drafts of a published head those whose first guess passed: the facts of whether it seems wired wrongly.
 
-    If none passes, few drafts are enough: K = auto soon stops asking a head that is always wrong.
-
-    Args:
-        drafter: that of the head.
-        name: of its format, see `Loaded.head_formats`.
-        passed: in how many of the drafts the first guess was right.
+    If none passes, few drafts are enough: K = auto soon stops asking a head that is always wrong. `head` is its format.
     """
-    (lowest, highest), causes = USUAL[drafter], OF_MTP if drafter == "mtp" else CAUSES
-    if passed >= FAR_BELOW * lowest * drafts or bdtr(passed, drafts, POOR * lowest) > UNLIKELY:
-        return None
-    return (
-        f"Only {passed / drafts:.0%} of the first guesses of this {name} head pass, where {lowest:.0%} to "
-        f"{highest:.0%} are usual. Likely causes, in this order: {', '.join(causes)}."
-    )
+
+    drafter: str
+    head: str
+    drafts: int
+    passed: int
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        return USUAL[self.drafter]
+
+    @property
+    def causes(self) -> str:
+        return ", ".join(OF_MTP if self.drafter == "mtp" else CAUSES)
+
+    @property
+    def share(self) -> float:
+        return self.passed / self.drafts
+
+    @property
+    def are_few(self) -> bool:
+        lowest = self.usual[0]
+        few = self.passed < FAR_BELOW * lowest * self.drafts
+        return few and bool(bdtr(self.passed, self.drafts, POOR * lowest) <= UNLIKELY)
 
 
 def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event], grammar: str = "") -> dict[str, Any]:
@@ -137,7 +151,7 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event], g
     text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
     for event in events:
         text.read(event)
-    found = report_of(text.text, events, Stats.of(events))
+    found = report_of(text.text, LaneFigures.of(events))
     if grammar:
         constraint = loaded.constraint(grammar)
         token_ids = [token for token in found["token_ids"] if token not in loaded.eos_ids]
@@ -145,13 +159,22 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event], g
     return found
 
 
+class Ending(NamedTuple):
+    """How a text ended: the facts of whether that was in the middle of what its grammar asks for."""
+
+    satisfied: bool
+    reason: str | None
+    tokens: int
+
+    @property
+    def is_cut_short(self) -> bool:
+        return not self.satisfied and self.reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
 def cut_short(report: Mapping[str, Any]) -> str:
     """A sentence if a text ended in the middle of what its grammar asks for, else ""."""
-    if report.get("satisfied", True) or report["finish_reason"] not in (FinishReason.LENGTH, FinishReason.STOP):
-        return ""
-    by_limit = report["finish_reason"] == FinishReason.LENGTH
-    why = f"{len(report['token_ids'])} new tokens were too few" if by_limit else "a stop string ended it"
-    return f"The text does not satisfy the schema or grammar, because it ends in the middle: {why}."
+    ending = Ending(report.get("satisfied", True), report["finish_reason"], len(report["token_ids"]))
+    return sentence("ending", ending)
 
 
 def trace_header(loaded: Loaded, asked: Request) -> dict[str, Any]:

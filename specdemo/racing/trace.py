@@ -26,7 +26,7 @@ from ..errors import BadInput
 from ..formats import clipped
 from ..settings import MAX_NODES, MAX_SEED, REJECTION, Settings
 from ..tokens import Ahead, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
-from .asked import AT_ONCE, PLAIN, SPECULATIVE, Request
+from .request import AT_ONCE, PLAIN, SPECULATIVE, Request
 
 TRACE_VERSION = 2
 MAX_LANES = 32  # of 16 readers with and without a drafter

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..decoding.events import Event, text_of
 from ..errors import BadInput
-from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.compare import OWN_DRAFTER
+from ..racing.figures import LaneFigures
 from ..racing.lanes import Lane, race_lanes
 from ..racing.outcome import Outcome, report
-from ..racing.stats import Stats
+from ..racing.request import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.trace import Entry, request_of
 from ..settings import REJECTION, Settings
 from ..tokens import Token
@@ -75,7 +75,7 @@ def _recorded(
     lanes = {lane["name"]: lane.get("server") for lane in header["lanes"]}
     for name, facts in lanes.items():
         events = [entry for entry in entries if entry.lane == name]
-        if isinstance(facts, dict) and events and Stats.of(entry.event for entry in events).drafted == 0:
+        if isinstance(facts, dict) and events and LaneFigures.of(entry.event for entry in events).drafted == 0:
             break
     else:
         raise BadInput("The trace holds no lane of a server that drafted nothing, so it is no baseline.")
@@ -103,7 +103,7 @@ def outcome(race: ServerRace) -> Outcome:
 
 def _report(race: ServerRace, lane: str, outcome: Outcome) -> dict[str, Any]:
     text = "".join(text_of(entry.event) for entry in race.entries if entry.lane == lane)
-    found = report(text, outcome.events[lane], outcome.stats[lane])
+    found = report(text, outcome.lanes[lane])
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
     if figures["drafted"] is None and totals.get("drafted"):  # the totals include rounds that cannot be separated
         figures |= {name: totals[name] for name in ("drafted", "accepted")}

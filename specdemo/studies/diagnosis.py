@@ -50,7 +50,7 @@ class Diagnosis:
             a round where they are known.
         break_even: how many `tokens_per_round` make it as fast as the baseline, and which share of tested guesses
             (`alpha`) would do that if all passed alike.
-        speed_up: over prompts of eight kinds, see `racing.stats.Pace.to`, with a bootstrap interval.
+        speed_up: over prompts of eight kinds, see `racing.figures.ratio_of_speeds`, with a bootstrap interval.
         texts: how many texts were compared, how many are the same, and where the others part.
         adapts: whether K changes from round to round.
         best_k: the K with the most tokens a second by these figures, 0 for none; None if they do not tell.

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import BadInput
 from ..racing.compare import Comparison, compared
+from ..racing.figures import ratio_of_speeds
 from ..settings import Settings
 from ..system.progress import Stopped, attended, check_stopped
 from .grid import Row
@@ -49,10 +50,10 @@ class Sample:
 
     @property
     def speed_up(self) -> float | None:
-        """As `racing.stats.speed_up`; None without a baseline, and where nothing was drafted."""
+        """As `racing.figures.speed_up`; None without a baseline, and where nothing was drafted."""
         if self.alone is None or self.with_drafts.drafted == 0:
             return None
-        return self.with_drafts.stats.pace.to(self.alone.stats.pace)
+        return ratio_of_speeds(self.alone.stats, self.with_drafts.stats)
 
     @property
     def cost(self) -> float | None:

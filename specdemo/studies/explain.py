@@ -17,7 +17,7 @@ from ..decoding.events import Event, Round
 from ..drafters.names import DRAFTERS
 from ..errors import BadInput
 from ..formats import significant
-from ..racing.stats import Stats, counts_by_place, speed_up
+from ..racing.figures import LaneFigures, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry
 from ..settings import Field, Settings
 from ..system.imports import LazyModule
@@ -91,7 +91,8 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     """
     alone = [event for event in plain if isinstance(event, Round)]
     rounds = [event for event in speculative if isinstance(event, Round)]
-    stats, measured = Stats.of(speculative), speed_up(Stats.of(plain), Stats.of(speculative))
+    stats = LaneFigures.of(speculative)
+    measured = speed_up(LaneFigures.of(plain), stats)
     if not alone or stats.acceptance_rate is None or stats.tokens_per_round is None or measured is None:
         raise BadInput("There is nothing to explain: a race of both lanes is needed in which guesses were tested.")
 

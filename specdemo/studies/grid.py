@@ -13,7 +13,7 @@ from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..racing.stats import Stats
+from ..racing.figures import LaneFigures
 from ..settings import Settings
 from ..system.imports import LazyModule
 from .prompts import Prompt
@@ -233,7 +233,7 @@ class Grid(Study):
     def write(self, names: Row) -> Iterator[Row]:
         """Write one text: its figures, in one row or more; none if it is too short to have any."""
         with closing(self.events(names)) as events:  # type: ignore[type-var]
-            yield figures_of(Stats.of(events))
+            yield figures_of(LaneFigures.of(events))
 
     @classmethod
     def with_comparison(cls, runs: Runs) -> Runs:
@@ -248,6 +248,6 @@ class Grid(Study):
         return self.rows_of(self.runs)
 
 
-def figures_of(stats: Stats) -> Row:
+def figures_of(stats: LaneFigures) -> Row:
     """The figures of a text by the names of `OF_TEXT`."""
     return {name: getattr(stats, name) for name in OF_TEXT}

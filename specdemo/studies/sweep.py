@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import BadInput
 from ..formats import formatted
-from ..racing.asked import PLAIN, SPECULATIVE
-from ..racing.stats import Stats
+from ..racing.figures import LaneFigures, ratio_of_speeds
+from ..racing.request import PLAIN, SPECULATIVE
 from ..settings import COMMAND, FORM, MAX_K, Field
 from ..system.imports import LazyModule
 from .grid import (
@@ -136,8 +136,8 @@ class Sweep(Grid):
         """
         both = rotation([(PLAIN, ALONE), (SPECULATIVE, names["drafter"])], self.turn)
         written = lanes.write_in_turn({lane: self.events({**names, "drafter": drafter}) for lane, drafter in both})
-        plain, drafted = (Stats.of(written[lane]) for lane in (PLAIN, SPECULATIVE))
-        ratio = drafted.pace.to(plain.pace)
+        plain, drafted = (LaneFigures.of(written[lane]) for lane in (PLAIN, SPECULATIVE))
+        ratio = ratio_of_speeds(plain, drafted)
         yield {**figures_of(drafted), "alone": plain.tokens_per_second, "speedup": ratio}
 
     def words(self) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from ..decoding.events import Event, Round, emitted_tokens
 from ..models.loaded import Loaded
 from ..racing.compare import tokens_of
+from ..racing.figures import LaneFigures, counts_by_place
 from ..racing.lanes import race_lanes, write_in_turn
 from ..racing.race import start
-from ..racing.stats import Stats, counts_by_place
 from ..servers.address import Address
 from ..servers.dialects import Dialect, connected
 from ..servers.race import gap, server_lane
@@ -33,7 +33,7 @@ class Text:
     """
 
     tokens: Sequence[Token]
-    stats: Stats
+    stats: LaneFigures
     rounds: int
     drafts: int | None
     drafted: int | None
@@ -82,8 +82,8 @@ class ServerWriter(Writer):
 
     def write(self, prompt: str, settings: Settings, alone: bool = True) -> Text:
         lane, report = server_lane("", self.dialect, prompt, False, settings, alone)
-        entries = list(race_lanes([lane]))
-        return _of_server([entry.event for entry in entries], tokens_of(entries), report)
+        events = [entry.event for entry in race_lanes([lane])]
+        return _of_server(events, tokens_of(events), report)
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
         return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)
@@ -109,7 +109,7 @@ def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerR
 
 def _of_events(events: Sequence[Event], tokens: Sequence[Token] | None = None, notes: Sequence[str] = ()) -> Text:
     """Where each round tells what was drafted. `tokens` are by default those of the events."""
-    stats = Stats.of(events)
+    stats = LaneFigures.of(events)
     tokens = [token for event in events for token in emitted_tokens(event)] if tokens is None else tokens
     places: Places = [*counts_by_place(events)]
     halves = _halves(events, len(tokens))

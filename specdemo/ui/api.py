@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import gradio as gr
 
 from ..errors import BadInput
-from ..racing.asked import AT_ONCE, parameters
+from ..racing.request import AT_ONCE, parameters
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE

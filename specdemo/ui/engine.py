@@ -17,8 +17,8 @@ from ..errors import BadInput
 from ..models.hub_token import asking_with
 from ..models.kept import MadeOf, made_of
 from ..models.presets import Preset
-from ..racing.asked import Request
 from ..racing.outcome import Outcome
+from ..racing.request import Request
 from ..racing.trace import Entry
 from ..settings import Settings, one_of
 from ..system.imports import import_quickly

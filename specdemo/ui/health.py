@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
-from ..decoding.events import emitted_tokens
 from ..errors import BadInput
+from ..racing.figures import LaneFigures
 from .engine import OWN
 from .jobs import Job
 from .race.run import RaceRun
@@ -80,12 +80,13 @@ def facts(run: RaceRun, outcome: str) -> dict[str, Any]:
     """What is logged of a race that has ended: tokens and engine seconds of all lanes together."""
     if run.stop.is_set() or (run.outcome and run.outcome.stopped):
         outcome = "overdue" if run.overdue else "stopped"
+    figures = LaneFigures.of(entry.event for entry in run.entries)
     asked = [lane.drafter for lane in run.request.drafted.values()]
     return {
         "preset": run.request.preset,
         "drafter": ",".join(dict.fromkeys(asked)),
-        "tokens": sum(len(emitted_tokens(entry.event)) for entry in run.entries),
-        "seconds": round(sum(entry.event.seconds for entry in run.entries), 3),
+        "tokens": figures.tokens,
+        "seconds": round(figures.seconds, 3),
         "outcome": outcome,
     }
 

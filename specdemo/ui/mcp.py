@@ -19,8 +19,8 @@ from ..drafters.names import DRAFTERS
 from ..errors import BadInput
 from ..formats import significant
 from ..models.presets import Preset
-from ..racing.asked import PLAIN, SPECULATIVE, parameters
 from ..racing.explained import explained
+from ..racing.request import PLAIN, SPECULATIVE, parameters
 from ..racing.trace import Entry, read_trace, request_of, trace_lines
 from ..settings import read_k
 from ..studies.check import Check
@@ -43,6 +43,7 @@ PATH = "/gradio_api/mcp"  # that Gradio serves tools at
 calls = set[str]()  # that are open
 NO_LINE: dict[str, Any] = {"queue": False}  # for a tool that needs no model
 FIRST_WORDS = 30
+OF_A_LANE = "tokens", "rounds", "tokens_per_second", "tokens_per_round", "acceptance_rate"
 OF_A_CHECK = "answer", "in_short", "k", "trials", "elsewhere", "advice"
 MISSING = 'The tools for language models need the package mcp: pip install "gradio[mcp]"'
 
@@ -109,7 +110,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
     ) -> str:
         """Measure speculative decoding on a real language model. The model (the target) writes an answer to the prompt
         twice: alone, and with a drafter that guesses the next tokens, which the target checks in one pass. Tells how
-        much faster the drafter made it, whether both texts are the same, and the first words of each. tokens_per_pass
+        much faster the drafter made it, whether both texts are the same, and the first words of each. tokens_per_round
         must be above break_even for the drafter to pay. Takes seconds to a minute; others may wait before you. Use
         list_models for what can be chosen, and explain_round with the id that this returns to look into the race.
 
@@ -227,35 +228,28 @@ def model(preset: Preset) -> dict[str, Any]:
 
 
 def result_of(run: RaceRun) -> dict[str, Any]:
-    """What `race` answers when its run has ended."""
-    found = run.outcome
-    assert found is not None
-    verdict, comparison = found.verdicts[SPECULATIVE], found.comparisons[SPECULATIVE]
-    figures, lanes = verdict.figures, found.stats
+    """What `race` answers when its run has ended: the JSON of a race without what fills a model's context."""
+    assert run.outcome is not None
+    found, verdict = run.outcome.as_dict(), run.outcome.verdicts[SPECULATIVE]
     return {
         "race": run.id,
         "preset": run.request.preset,
         "drafter": run.request.drafter,
         "k": run.request.settings.k,
-        "speed_up": significant(found.speed_up),
-        "same_text": None if comparison is None else comparison.identical,
-        "tokens_per_pass": significant(lanes[SPECULATIVE].tokens_per_round),
-        "break_even": significant(figures.needed if figures else None),
-        "acceptance_rate": significant(lanes[SPECULATIVE].acceptance_rate),
-        "rounds": lanes[SPECULATIVE].rounds,
-        "stopped": found.stopped,
-        "sentence": found.sentence,
-        "alone": lane(run, PLAIN),
-        "with_drafter": lane(run, SPECULATIVE),
+        "speed_up": significant(found["speed_up"]),
+        "break_even": significant(verdict.needed if verdict.is_long else None),
+        "stopped": run.outcome.stopped,
+        **{name: found[name] for name in ("comparison", "sentence")},
+        **{name: in_short(found[name]) for name in (PLAIN, SPECULATIVE)},
     }
 
 
-def lane(run: RaceRun, name: str) -> dict[str, Any]:
-    """A lane with the first words of its text."""
-    assert run.outcome is not None
-    stats, words = run.outcome.stats[name], run.outcome.reports[name]["text"].split()
-    begins = " ".join(words[:FIRST_WORDS]) + (" …" if len(words) > FIRST_WORDS else "")
-    return {"begins": begins, "tokens": stats.tokens, "tokens_per_second": significant(stats.tokens_per_second)}
+def in_short(lane: dict[str, Any]) -> dict[str, Any]:
+    """A lane with the first words of its text, and some of its figures."""
+    words = lane["text"].split()
+    text = " ".join(words[:FIRST_WORDS]) + (" …" if len(words) > FIRST_WORDS else "")
+    stats = ((name, lane["stats"][name]) for name in OF_A_LANE)
+    return {"text": text, "stats": {name: significant(one) if isinstance(one, float) else one for name, one in stats}}
 
 
 @cache

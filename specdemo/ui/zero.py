@@ -14,8 +14,8 @@ from typing import Any
 
 from ..models.kept import Kept, load_kept
 from ..models.presets import Preset
-from ..racing.asked import Request
 from ..racing.outcome import Outcome
+from ..racing.request import Request
 from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from .budgets import Budgets

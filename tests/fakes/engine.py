@@ -26,8 +26,8 @@ from specdemo.models.hub_token import hub_token
 from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError
-from specdemo.racing.asked import AT_ONCE, Request
 from specdemo.racing.race import check_drafter, check_rule
+from specdemo.racing.request import AT_ONCE, Request
 from specdemo.racing.summary import outcome_of
 from specdemo.racing.trace import Entry
 from specdemo.settings import AUTO, SETTINGS, Settings

@@ -44,9 +44,9 @@ COMMANDS = {
     "lossless": f"lab lossless {STUDY} -k 2 --rounds 64 --limit 2 --max-new-tokens 8 --json FILE",
     "check": f"check --preset {TINY} --drafters ngram --seconds 60 --json",
 }
-API = "api"
-NAMES = (*COMMANDS, API)
-COMPUTED = "theory", "explain"  # nothing is measured here, and every figure is compared
+API, RECORDED = "api", "recorded"
+NAMES = (*COMMANDS, API, RECORDED)
+COMPUTED = "theory", "explain", RECORDED  # nothing is measured here, and every figure is compared
 ADAPTS = ("check",)  # the time decides what is run: only the names of its fields are compared
 MEASURED = re.compile(
     r"second|(^|_)ms(_|$)|speed|cost|break_even|memory|environment|^version$|^alone$|^hits$|^prepared$"
@@ -57,7 +57,7 @@ LEFT_OUT = "…"
 
 def outcome(name: str) -> Any:
     """What is said now, as the file of this name has it."""
-    found = _of_api() if name == API else _of_command(COMMANDS[name])
+    found = {API: of_api, RECORDED: of_recorded}[name]() if name in (API, RECORDED) else _of_command(COMMANDS[name])
     if name in ADAPTS:
         return dict.fromkeys(found, LEFT_OUT)
     return settled(found, computed=name in COMPUTED)
@@ -110,7 +110,7 @@ def _of_command(line: str) -> Any:
         return json.loads(file.read_text(encoding="utf-8") if file.exists() else printed.getvalue())
 
 
-def _of_api() -> dict[str, Any]:
+def of_api() -> dict[str, Any]:
     """The schema of the endpoints, and the answer to a call."""
     from gradio_client import Client
 
@@ -134,3 +134,66 @@ def _of_api() -> dict[str, Any]:
         finally:
             page.close(verbose=False)
     return {"schema": schema, "answer": answer}
+
+
+RECORDINGS = "story-2-eagle-match", "code-5-eagle-tree", "code-1-lookup-eagle-h100", "poem-4-ngram"
+SCRIPTED: dict[str, dict[str, Any]] = {
+    "one": {},
+    "differs": {"differ_at": 9},
+    "sampled": {"temperature": 0.7, "rule": "rejection"},
+    "stopped": {"events": 8},
+    "lanes": {"more": ("ngram:2", "ngram:tree-8")},
+    "readers": {"others": ("seven eight nine",)},
+}
+
+
+def of_recorded() -> dict[str, Any]:
+    """The same races as the page, a replay, the command line, the tools for language models and the log tell them."""
+    from specdemo.racing.trace import read_trace, trace_lines
+    from specdemo.ui.replay.playable import playable
+    from specdemo.ui.replay.routes import RECORDINGS as SHIPPED
+    from specdemo.ui.replay.routes import SUFFIX
+
+    lines = {name: trace_lines(SHIPPED / f"{name}{SUFFIX}") for name in RECORDINGS}
+    ends = json.loads(json.dumps({name: playable(*read_trace(lines[name]))["end"] for name in RECORDINGS}))
+    with patch("specdemo.racing.summary.memory_rate", lambda *_: 4e9):
+        return {"recordings": ends, **{name: _of_script(**fields) for name, fields in SCRIPTED.items()}}
+
+
+def _of_script(
+    events: int = 99, differ_at: int | None = None, more: Any = (), others: Any = (), **fields: Any
+) -> dict[str, Any]:
+    from specdemo.notebook import Race
+    from specdemo.racing.explained import explained
+    from specdemo.racing.request import Request, read_lanes
+    from specdemo.racing.trace import read_trace
+    from specdemo.settings import Settings
+    from specdemo.ui.health import facts
+    from specdemo.ui.mcp import result_of
+    from specdemo.ui.race.run import RaceRun
+    from specdemo.ui.replay.playable import playable
+    from tests.fakes.engine import PRESETS, Script, ScriptedLoaded
+
+    script, settings = Script(), Settings(**{"k": 4, "max_new_tokens": 24, **fields})
+    script.differ_at = differ_at
+    lanes = tuple(read_lanes(list(more))) if more else ()
+    request = Request("one two three four five six", "scripted", "prompt-lookup", settings, more=lanes, others=others)
+    run = RaceRun(request)
+    run.id = "recorded"
+    for entry in run._race(script.engine(), ScriptedLoaded(PRESETS["scripted"])):
+        run._lanes.add(entry)
+        if len(run.entries) >= events:
+            run.stop.set()
+    assert run.outcome is not None
+    race = Race(run.request, run.header, run.entries, run.outcome)
+    replay = playable(*read_trace(run.trace().split("\n")))
+    found = {
+        "race": run.summary,
+        "page": run.outcome.ending(),
+        "live": {lane: news[-1] for lane, news in run._lanes.news().items()},
+        "replay": {**replay["end"], "last": {name: lane["events"][-1] for name, lane in replay["lanes"].items()}},
+        "log": facts(run, "ended"),
+        "notebook": [race.text, race.speed_up, race.same_text, race.sentence, repr(race)] if not others else [],
+        "round": explained(run.request, run.entries, 1),
+    }
+    return json.loads(json.dumps(found if more or others else {**found, "tool": result_of(run)}))

@@ -10,7 +10,7 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.models.loaded import Loaded
-from specdemo.racing.stats import Stats
+from specdemo.racing.figures import LaneFigures
 
 __all__ = [
     "CostModel",
@@ -20,8 +20,8 @@ __all__ = [
     "FusedModel",
     "GraphRunner",
     "HeadDrafter",
+    "LaneFigures",
     "Loaded",
     "Match",
     "Rejection",
-    "Stats",
 ]

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Error
 
 from specdemo.errors import BadInput
 from specdemo.racing.trace import PLAIN, SPECULATIVE
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tools import page as bench_page
 from tools.bench.tables import text_table
 from tools.page import (
@@ -42,7 +42,7 @@ ASKED = Asked("one two three four five six seven", "scripted", "prompt-lookup", 
 def rates(script: Script) -> dict[str, float]:
     """Tokens per second of the latest race, by the script's own events."""
     lanes = {lane: [entry.event for entry in script.entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)}
-    return {lane: Stats.of(events).tokens_per_second or 0.0 for lane, events in lanes.items()}
+    return {lane: LaneFigures.of(events).tokens_per_second or 0.0 for lane, events in lanes.items()}
 
 
 @pytest.mark.slow

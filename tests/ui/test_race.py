@@ -18,13 +18,12 @@ from playwright.sync_api import APIResponse, Browser, Page, Request, Route, expe
 from specdemo.decoding.events import Round
 from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load_prompts
-from specdemo.racing.asked import DraftedLane
-from specdemo.racing.figures import Figures
+from specdemo.racing.figures import ReaderFigures, speed_up
 from specdemo.racing.lanes import LaneText
-from specdemo.racing.stats import speed_up
+from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import CAUSES
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace
-from specdemo.racing.verdict import numbers
+from specdemo.racing.verdict import Verdict
 from specdemo.settings import AUTO
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.engine import Pauses, real_backend
@@ -34,7 +33,7 @@ from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 from specdemo.ui.serving import stream
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes import engine as scripted
@@ -95,7 +94,7 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(raced: Raced) -> None:
     page, entries = raced
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(entries, lane)
-    stats = Stats.of(entry.event for entry in entries if entry.lane == SPECULATIVE)
+    stats = LaneFigures.of(entry.event for entry in entries if entry.lane == SPECULATIVE)
     legend = dict(zip(["a", "r", "b", "t", "x", "u"], page.locator(".sd-legend li b").all_inner_texts(), strict=True))
     kinds = [code for _, code in tokens_of(entries, SPECULATIVE)]
     assert {code: int(count) for code, count in legend.items()} == {code: kinds.count(code) for code in "arbtxu"}
@@ -122,18 +121,17 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
     behind.locator("summary").click()
     assert page.evaluate(place) == before  # it opens below what one reads
     shown = dict(zip(behind.locator("dt").all_inner_texts(), behind.locator("dd").all_inner_texts(), strict=True))
-    plain, drafted = (Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
-    found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
-    assert found is not None
-    assert shown == dict(numbers(found, PLACEMENT["cpu"], MEMORY_RATE))
+    plain, drafted = (LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
+    environment = {"placement": PLACEMENT, "memory_rate": MEMORY_RATE}
+    found = Verdict(plain, drafted, DraftedLane("prompt-lookup", 4), environment=environment)
+    assert shown == dict(found.as_dict()["numbers"])
     assert tells(sentence(page), f"{found.tokens:.1f} tokens target")
 
 
 def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     page, entries = raced
-    plain, drafted = (Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
-    found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
-    assert found is not None
+    plain, drafted = (LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
+    found = Verdict(plain, drafted, DraftedLane("prompt-lookup", 4))
     assert found.draft_cost is not None
     assert found.check_cost is not None
     assert gist(headline(page)) == f"{found.speed_up:.2f}"
@@ -571,7 +569,7 @@ def test_several_readers_are_a_wall_of_lanes_with_and_without_the_drafter(page: 
         assert lanes.evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == names
         for name in names:
             assert tokens_shown(page, f"'{name}'") == tokens_of(script.entries, name)
-        each = Stats.at_once(((entry.lane, entry.event) for entry in script.entries if entry.lane in names), 4)
+        each = ReaderFigures.of_lanes(names, ((entry.lane, entry.event) for entry in script.entries))
         rate = each.tokens_per_second or 0.0
         shown = [float(number) for number in block.locator("header b").all_inner_texts()[:2]]
         assert shown == [round(4 * rate, 1 if 4 * rate < 100 else 0), round(rate, 1)]
@@ -834,9 +832,10 @@ def shown(page: Page, lane: str) -> int:
     return sum(code not in "xug" for _, code in tokens_shown(page, lane))
 
 
-def stats_of(script: Script) -> dict[str, Stats]:
+def stats_of(script: Script) -> dict[str, LaneFigures]:
     return {
-        lane: Stats.of(entry.event for entry in script.entries if entry.lane == lane) for lane in (PLAIN, SPECULATIVE)
+        lane: LaneFigures.of(entry.event for entry in script.entries if entry.lane == lane)
+        for lane in (PLAIN, SPECULATIVE)
     }
 
 
@@ -1312,7 +1311,8 @@ def test_a_head_that_is_always_wrong_is_doubted_on_the_page_with_the_causes_in_o
 
 HEADER, ENTRIES = read_trace(lines_of(OPENING))
 PASSES = {
-    lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
+    lane: LaneFigures.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1
+    for lane in (PLAIN, SPECULATIVE)
 }
 WRONG, RIGHT = "wrong", "right"
 SCENES = [  # the round in front of the lanes, its phase, and words of the caption
@@ -1577,7 +1577,7 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
     assert page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.dataset.lane)") == names
     titles = ["Target alone", "prompt-lookup, K 4", "ngram, K 2", "lookup-ngram, K auto"]
     expect(page.locator("#race .sd-lane h2")).to_have_text(titles)
-    stats = {lane: Stats.of(entry.event for entry in script.entries if entry.lane == lane) for lane in names}
+    stats = {lane: LaneFigures.of(entry.event for entry in script.entries if entry.lane == lane) for lane in names}
     rows = page.locator("#race .sd-table tbody tr").evaluate_all(
         "rows => rows.map((row) => row.innerText.split(/\\s*\\t/))"
     )

@@ -26,6 +26,7 @@ from starlette.requests import Request as Asked
 
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
+from specdemo.racing.figures import ReaderFigures
 from specdemo.racing.trace import (
     PLAIN,
     SPECULATIVE,
@@ -44,7 +45,7 @@ from specdemo.ui.replay import opening, routes
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
 from specdemo.ui.replay.routes import RECORDINGS, SUFFIX, recordings
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.texts import with_text
 
 from ..fakes.engine import PRESETS, Script, ScriptedLoaded
@@ -88,7 +89,7 @@ def words(page: Page) -> str:
 @pytest.mark.slow
 def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit, unloaded: Script) -> None:
     text, entries = traced()
-    end = max(Stats.of(e.event for e in entries if e.lane == lane).seconds for lane in (PLAIN, SPECULATIVE))
+    end = max(LaneFigures.of(e.event for e in entries if e.lane == lane).seconds for lane in (PLAIN, SPECULATIVE))
     page = open_replay(visit())
     expect(page.locator(".sd-facts-of")).to_contain_text(telling("recording measured"))
     upload(page, text)
@@ -161,7 +162,7 @@ def test_rounds_and_times_are_gone_to_forwards_and_backwards(page: Page) -> None
     expect_tokens(page, tokens_of(rounds, SPECULATIVE))
     page.keyboard.press("Home")
     expect_tokens(page, [])
-    seconds = Stats.of(entry.event for entry in rounds[:3]).seconds
+    seconds = LaneFigures.of(entry.event for entry in rounds[:3]).seconds
     page.locator(".sd-scrub").fill(str(seconds + 0.001))
     expect_tokens(page, tokens_of(rounds[:3], SPECULATIVE))
     hide = page.locator(f"{REPLAY} .sd-hide input")
@@ -421,7 +422,7 @@ def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
         mine = [entry for entry in entries if entry.lane == lane]
         events = replay["lanes"][lane]["events"]
         assert [event["row"] for event in events] == [json.loads(json.dumps(row_of(entry))) for entry in mine]
-        stats = Stats.of(entry.event for entry in mine)
+        stats = LaneFigures.of(entry.event for entry in mine)
         assert replay["end"]["stats"][lane] == json.loads(json.dumps(stats.as_dict()))
         assert events[-1]["figures"]["tokens"] == stats.tokens
         assert events[-1]["at"] == pytest.approx(stats.seconds)
@@ -521,7 +522,7 @@ def test_several_readers_are_told_with_all_their_lanes() -> None:
     names = ["alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2"]
     assert (list(replay["lanes"]), replay["note"], replay["request"]["others"]) == (names, "", ["seven eight nine"])
     assert tells(replay["end"]["sentence"], "2 prompt-lookup")
-    at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in names[2:]), 2)
+    at_once = ReaderFigures.of_lanes(names[2:], ((entry.lane, entry.event) for entry in entries))
     assert replay["end"]["stats"][SPECULATIVE]["tokens_per_second_of_all"] == 2 * (at_once.tokens_per_second or 0)
     of_all = [event["of_all"] for name in names[2:] for event in replay["lanes"][name]["events"] if "of_all" in event]
     lengths = {str(length): rounds for length, rounds in at_once.accepted_lengths.items()}

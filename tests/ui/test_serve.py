@@ -217,7 +217,7 @@ def test_each_race_is_a_line_without_anything_of_the_visitor(site: tuple[str, Sc
     first, failed, ended, own = lines()
     assert [*first] == ["preset", "drafter", "tokens", "seconds", "outcome"]
     assert run.outcome is not None
-    stats = run.outcome.stats.values()
+    stats = run.outcome.lanes.values()
     assert first == {
         "preset": "scripted",
         "drafter": "ngram",

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.engines.memory_rate import memory_rate
-from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
-from specdemo.racing.figures import Figures, alpha_for, memory_shares, noise, weight_bytes
-from specdemo.racing.notes import notes
+from specdemo.racing.compare import Comparison
+from specdemo.racing.figures import alpha_for, speed_up
+from specdemo.racing.outcome import Outcome
 from specdemo.racing.race import race
-from specdemo.racing.stats import speed_up
+from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.summary import summary
-from specdemo.racing.verdict import action, lanes_verdict, numbers, race_verdict, reason
-from specdemo.racing.verdict import judge_lane as judge
+from specdemo.racing.verdict import Verdict, noise
+from specdemo.racing.weights import memory_share, weight_bytes
+from specdemo.racing.words import sentence, sentences
 from specdemo.settings import AUTO, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import PROMPT
 from tests.harness.toys import alike_toy
 
@@ -43,19 +44,35 @@ def round_(k: int, accepted: int, draft: float = 0.0, verify: float = PASS, othe
     return Round(0, drafted, emitted, draft, verify, draft + verify + other)
 
 
-def run(rounds: list[Round], prompt_tokens: int = 5) -> Stats:
+def run(rounds: list[Round], prompt_tokens: int = 5) -> LaneFigures:
     events: list[Event] = [Prefilled(prompt_tokens, Token(1, TokenKind.TARGET), 0.0), *rounds]
-    return Stats.of([*events, Finished(FinishReason.LENGTH)])
+    return LaneFigures.of([*events, Finished(FinishReason.LENGTH)])
 
 
-def alone(passes: int = 99, seconds: float = PASS, other: float = 0.0) -> Stats:
+def alone(passes: int = 99, seconds: float = PASS, other: float = 0.0) -> LaneFigures:
     return run([round_(0, 0, 0.0, seconds, other)] * passes)
 
 
-def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats | None = None) -> Figures:
-    found = Figures.of(plain or alone(), run(rounds), asked)
-    assert found is not None
-    return found
+def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: LaneFigures | None = None) -> Verdict:
+    return Verdict(plain or alone(), run(rounds), asked)
+
+
+def action(found: Verdict) -> str:
+    return sentence("advice", found)
+
+
+def numbers(found: Verdict, **environment: Any) -> list[tuple[str, str]]:
+    return [*sentences("numbers", replace(found, environment=environment)).items()]
+
+
+def notes(found: Verdict, same: bool | None = None, exact_rows: int = 0) -> list[str]:
+    comparison = None if same is None else Comparison(same, None if same else 3)
+    judged = replace(found, comparison=comparison, environment={"exact_rows": exact_rows})
+    return judged.as_dict()["notes"]
+
+
+def race_verdict(plain: LaneFigures, lane: LaneFigures, asked: DraftedLane | None = None) -> str:
+    return Verdict(plain, lane, asked).finding
 
 
 def by_words(rows: list[Any], words: str) -> list[str]:
@@ -86,14 +103,14 @@ def test_longer_drafts_go_on_as_the_last_place_did() -> None:
 
 @pytest.mark.parametrize("asked", [None, DraftedLane("eagle", AUTO), DraftedLane("the server's own", 4)])
 def test_no_k_is_compared_where_k_or_the_drafter_is_not_known(asked: DraftedLane | None) -> None:
-    assert (figures([round_(4, 1, 0.02)] * 50, asked).by_k, figures([round_(4, 1)] * 50, asked).best) == ((), (0, 0.0))
+    assert (figures([round_(4, 1, 0.02)] * 50, asked).by_k, figures([round_(4, 1)] * 50, asked).best) == ([], (0, 0.0))
 
 
 def test_trees_have_no_places_and_no_k() -> None:
     row = round_(3, 1)
     tree = replace(row, drafted=tuple(replace(token, parent=-1) for token in row.drafted))
     found = figures([tree] * 40)
-    assert (found.by_k, found.needed_acceptance) == ((), None)
+    assert (found.by_k, found.needed_acceptance) == ([], None)
     assert [len(by_words(numbers(one), "each position,")) for one in (figures([row]), found)] == [2, 0]
 
 
@@ -130,7 +147,7 @@ def test_it_says_why_and_what_to_do() -> None:
     ],
 )
 def test_the_largest_cost_is_the_reason(row: Round, cause: str) -> None:
-    assert tells(reason(figures([row] * 40)), cause)
+    assert tells(sentence("why", figures([row] * 40)), cause)
     assert tells(race_verdict(alone(), run([row] * 40), EAGLE), "like alone")
 
 
@@ -149,15 +166,15 @@ def test_what_is_within_the_noise_is_a_tie_without_advice() -> None:
 
 def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
     rows = {"eagle:4": round_(4, 3, 0.01), "ngram:4": round_(4, 2, 0.0052), "draft-model:1": round_(1, 1, 0.006)}
-    verdicts = {name: judge(alone(), run([row] * 40)) for name, row in rows.items()}
-    words = lanes_verdict(verdicts)
+    verdicts = {name: Verdict(alone(), run([row] * 40)) for name, row in rows.items()}
+    words = sentence("race", Outcome({}, verdicts))
     assert tells(words, "eagle:4 ngram:4 2.00× 4.0")
     assert tells(words, "draft-model:1 100%")
-    assert lanes_verdict({"eagle:4": verdicts["eagle:4"]}) == verdicts["eagle:4"].sentence
-    nothing = judge(run([]), run([]))
-    verdict = lanes_verdict({"a": nothing, "b": nothing})
+    assert sentence("race", Outcome({}, {"eagle:4": verdicts["eagle:4"]})) == verdicts["eagle:4"].finding
+    nothing = Verdict(run([]), run([]))
+    verdict = sentence("race", Outcome({}, {"a": nothing, "b": nothing}))
     assert tells(verdict, "lane a.")
-    assert verdict.endswith(nothing.sentence)
+    assert verdict.endswith(nothing.finding)
 
 
 FALLS = [round_(4, 4)] * 20 + [round_(4, 0)] * 20
@@ -181,13 +198,12 @@ def test_notes_tell_what_changes_along_the_text() -> None:
         (False, 3, ["The on 5 K 2"]),
         (False, 0, ["The on 5"]),
         (False, 5, []),
-        (False, None, []),
         (True, 3, []),
         (None, 3, []),
     ],
 )
 def test_a_text_that_parts_on_an_engine_that_is_not_exact(
-    same: bool | None, exact_rows: int | None, expected: list[str]
+    same: bool | None, exact_rows: int, expected: list[str]
 ) -> None:
     found = figures([round_(4, 3)] * 40)
     assert [*map(gist, notes(found, same, exact_rows))] == expected
@@ -198,11 +214,11 @@ def test_a_text_that_parts_on_an_engine_that_is_not_exact(
 def test_what_a_server_does_not_tell_is_left_out() -> None:
     rounds = [replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(4, 1, 0.02)] * 50]
     plain = run([replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(0, 0)] * 50])
-    found = judge(plain, run(rounds))
-    assert gist(found.sentence) == "Slower 0.67× a 3.00 2.00 For"
-    assert len([name for name, _ in found.numbers if tells(name, "time round")]) == 1  # not what it is spent on
+    found = Verdict(plain, run(rounds))
+    assert gist(found.finding) == "Slower 0.67× a 3.00 2.00 For"
+    assert len([name for name, _ in numbers(found) if tells(name, "time round")]) == 1  # not what it is spent on
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
-    json.dumps(judge(alone(), run(merged)).as_dict(), allow_nan=False)
+    json.dumps(Verdict(alone(), run(merged)).as_dict(), allow_nan=False)
 
 
 @given(
@@ -221,9 +237,9 @@ def test_advice_never_contradicts_the_figures(
 ) -> None:
     rounds = [round_(min(n, k), min(a, n, k), d if n else 0.0, v, o) for n, a, d, v, o in rows] * repeat
     plain, lane = run([round_(0, 0, 0.0, seconds) for seconds in passes * 5]), run(rounds)
-    found, asked = Figures.of(plain, lane, DraftedLane(name, k)), DraftedLane(name, k)
-    assert (found is None) == (speed_up(plain, lane) is None)
-    if found is None:
+    found, asked = Verdict(plain, lane, DraftedLane(name, k)), DraftedLane(name, k)
+    assert found.speed_up == speed_up(plain, lane)
+    if found.speed_up is None:
         return
     assert 1 + sum(found.parts.values()) == pytest.approx(found.needed)
     advised = re.match(r"Try K = (\d+)", action(found))
@@ -243,7 +259,7 @@ def test_advice_never_contradicts_the_figures(
     if rates := re.search(r"few\D+(\d+)%\D+(\d+)%", words):
         assert int(rates[1]) <= int(rates[2])
     assert words.startswith("Tied") == (abs(found.speed_up - 1) <= found.noise)
-    json.dumps(judge(plain, lane, asked).as_dict(), allow_nan=False)
+    json.dumps(Verdict(plain, lane, asked).as_dict(), allow_nan=False)
 
 
 # Races that were run ----------------------------------------------------------------------------------------
@@ -258,9 +274,8 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
     verdict = found["verdicts"][SPECULATIVE]
     assert found["sentence"] == verdict["sentence"]
     assert {gist(note).split()[0] for note in verdict["notes"][:1]} <= {"Acceptance", "A"}
-    lanes = {lane: Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE)}
-    judged = Figures.of(lanes[PLAIN], lanes[SPECULATIVE], DraftedLane("draft-model", 3))
-    assert judged is not None
+    lanes = {lane: LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE)}
+    judged = Verdict(lanes[PLAIN], lanes[SPECULATIVE], DraftedLane("draft-model", 3))
     assert [tuple(row) for row in verdict["numbers"]] == numbers(judged)
     assert by_words(verdict["numbers"], "tokens round")[0] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
     assert len(judged.by_k) >= 3
@@ -279,14 +294,14 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
 )
 def test_the_bytes_of_a_pass_are_read_from_a_trace(environment: dict[str, Any], size: int | None) -> None:
     assert weight_bytes(environment) == size
-    shown = by_words(numbers(figures([round_(4, 3)] * 40), size and size * 10**9), "weights pass,")
+    shown = by_words(numbers(figures([round_(4, 3)] * 40), bytes_per_pass=size and size * 10**9), "weights pass,")
     assert shown == ([f"{size}.000 GB, {size * 100:.1f} GB/s"] if size else [])
 
 
 def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None:
     found = figures([round_(4, 3)] * 40)
     for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
-        rows = numbers(found, 3 * 10**9, rate)
+        rows = numbers(found, placement={"cpu": 3 * 10**9}, memory_rate=rate)
         assert by_words(rows, "weights pass,") == ["3.000 GB, 300.0 GB/s"]
         assert by_words(rows, "memory's speed")[0].startswith(f"{share} alone, ")
         alone, drafted = (f"{3 * (lane.rounds + 1):.1f} GB" for lane in (found.plain, found.lane))
@@ -308,7 +323,7 @@ def test_each_lane_has_its_share_of_what_the_memory_allows_where_that_is_known(
     environment: dict[str, Any], shares: list[float | None]
 ) -> None:
     lanes = {"plain": alone(), "slower": alone(seconds=2 * PASS), "short": alone(4)}
-    assert memory_shares(lanes, environment) == dict(zip(lanes, shares, strict=True))
+    assert [memory_share(lane, environment) for lane in lanes.values()] == shares
 
 
 def test_the_memory_is_measured_for_weights_that_do_not_fit_in_caches() -> None:

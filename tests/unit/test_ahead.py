@@ -28,8 +28,8 @@ from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.errors import BadInput, NotFinite
-from specdemo.racing.asked import read_lanes
 from specdemo.racing.race import check_rule, race, rule_for, start
+from specdemo.racing.request import read_lanes
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, Settings
 from specdemo.tokens import Draft

@@ -28,7 +28,7 @@ from specdemo.models.sources import Folder
 from specdemo.racing.race import race, start
 from specdemo.racing.summary import summary
 from specdemo.settings import Settings
-from tests.harness.classes import Loaded, Stats
+from tests.harness.classes import LaneFigures, Loaded
 from tools.train import chargpt, shakespeare
 from tools.train.chargpt import Recipe, held_out_loss
 from tools.train.ngram import build_bigrams
@@ -190,7 +190,7 @@ def test_a_race_of_the_presets_own_settings_fits_and_speaks(shipped: Loaded, tem
         assert set(outcome[lane]["text"]) <= set(ALPHABET)
     assert outcome["comparison"]["identical"]
     fixed = list(start(shipped, defaults.drafter, ids, replace(settings, k=4)))  # auto may find that it does not pay
-    assert Stats.of(fixed).accepted > 0
+    assert LaneFigures.of(fixed).accepted > 0
 
 
 def test_the_shipped_files_are_small_and_say_where_they_came_from(shipped: Loaded) -> None:

@@ -12,7 +12,7 @@ from specdemo.cli import main as cli
 from specdemo.cli.options import printable
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.trace import read_trace, trace_lines
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 
 from ..sentences import tells
 
@@ -117,7 +117,7 @@ def test_record_writes_a_trace_that_can_be_read(command, tmp_path: Path):
     assert header["environment"]["torch"]
     for lane in ("plain", "speculative"):
         events = [entry.event for entry in entries if entry.lane == lane]
-        assert Stats.of(events).tokens == sum(len(emitted_tokens(event)) for event in events) > 0
+        assert LaneFigures.of(events).tokens == sum(len(emitted_tokens(event)) for event in events) > 0
 
 
 NANOGPT = ["--preset", "nanogpt-shakespeare", "--max-new-tokens", "60", "--seed", "3"]
@@ -199,7 +199,7 @@ def test_a_prompt_that_is_no_text_is_refused_in_words(command, monkeypatch):
 
 
 def test_an_exact_tie_is_told_as_one():
-    figures = Stats().as_dict()
+    figures = LaneFigures().as_dict()
     comparison = {"identical": False, "first_difference": 4, "margin": 0.0}
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
     verdicts = {"speculative": {"speed_up": None, "sentence": "So.", "comparison": comparison}}

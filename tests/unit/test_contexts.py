@@ -8,8 +8,8 @@ import pytest
 
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
-from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import race, start
+from specdemo.racing.request import DraftedLane
 from specdemo.settings import Settings
 from specdemo.studies.domains import Domains
 from specdemo.studies.greedy import greedy

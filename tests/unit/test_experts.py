@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding import batch
 from specdemo.decoding.batch import decode_batch, read_together
+from specdemo.decoding.events import Round
 from specdemo.drafters.heads.files import save_head
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.families import mixture
@@ -25,13 +25,13 @@ from specdemo.engines.quantized import widened
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
-from specdemo.racing.figures import bytes_of, experts_counted, experts_read
 from specdemo.racing.race import decoding_of, rule_for, start
-from specdemo.racing.stats import DraftCounts
-from specdemo.racing.verdict import judge_lane
+from specdemo.racing.verdict import Verdict
+from specdemo.racing.weights import bytes_of, experts_counted, experts_read
 from specdemo.settings import Settings
 from specdemo.system.hardware import UNQUANTIZED
-from tests.harness.classes import Loaded, Stats
+from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
+from tests.harness.classes import LaneFigures, Loaded
 from tests.harness.doubles import ids_of
 from tests.harness.files import write_gguf
 from tests.harness.models import expected, looked_at, model_of, preset_of, rounded, run_by, save
@@ -215,7 +215,7 @@ def test_what_a_race_reads_of_the_experts_is_counted(loaded: Loaded) -> None:
         model(torch.tensor([prompt]))
     assert counted == {str(len(prompt)): fmean(one.unique().numel() for one in chosen)}
     settings = Settings(k=2, max_new_tokens=12)
-    lane = Stats.of(start(loaded, "eagle", prompt, settings))
+    lane = LaneFigures.of(start(loaded, "eagle", prompt, settings))
     environment = loaded.environment()
     assert environment["experts"]["read"]["1"] == loaded.experts["used"]
     read = experts_counted(lane, environment)
@@ -224,8 +224,15 @@ def test_what_a_race_reads_of_the_experts_is_counted(loaded: Loaded) -> None:
 
 
 def test_a_pass_over_more_rows_reads_more_experts() -> None:
-    plain = Stats(tokens=40, rounds=40, drafted=0, seconds=40.0, verify_times=[1.0] * 40, round_times=[1.0] * 40)
-    lane = replace(plain, rounds=20, drafted=60)
+    def run(lengths: list[int], seconds: float) -> LaneFigures:
+        token = Token(1, TokenKind.ACCEPTED)
+        drafts = [(DraftedToken(1, DraftOutcome.ACCEPTED),) * length for length in lengths]
+        emitted = 40 // len(lengths)
+        return LaneFigures.of(
+            Round(i, draft, (token,) * emitted, 0.0, seconds, seconds) for i, draft in enumerate(drafts)
+        )
+
+    plain, lane = run([0] * 40, 1.0), run([3] * 20, 2.0)
     environment: dict[str, Any] = {
         "bytes_per_pass": 10 * 10**9,
         "experts": {"count": 8, "used": 2, "bytes": 32 * 10**9},
@@ -234,19 +241,17 @@ def test_a_pass_over_more_rows_reads_more_experts() -> None:
     distinct = 8 * (1 - 0.75**4)
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9)
     assert bytes_of(lane, {"bytes_per_pass": 7}) == bytes_of(lane, {"bytes_per_pass": 7, "experts": "8"}) == 7
-    figures = [
-        value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")
-    ]
-    assert figures[0].startswith("10.000 GB")
-    assert figures[1].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
+
+    def figures() -> list[str]:
+        found = Verdict(plain, lane, environment=environment).as_dict()["numbers"]
+        return [value for name, value in found if tells(name, "pass,")]
+
+    assert figures()[0].startswith("10.000 GB")
+    assert figures()[1].startswith(f"{2 + 4 * distinct:.3f} GB, estimated")
     environment["experts"] |= {"read": {"1": 2.0, "3": 3.5, "4": 3.75}}
-    assert bytes_of(lane, environment) == pytest.approx((2 + 4 * distinct) * 1e9), "no draft is known"
-    lane = replace(lane, drafts_tested=[DraftCounts(3, 3, 3)] * 12 + [DraftCounts(2, 2, 2)] * 4)
+    lane = run([3] * 12 + [2] * 4 + [0] * 4, 2.0)
     read = (12 * 3.75 + 4 * 3.5 + 4 * 2.0) / 20  # four rounds had no draft
     assert bytes_of(lane, environment) == pytest.approx((2 + 4 * read) * 1e9)
-    figures = [
-        value for name, value in judge_lane(plain, lane, environment=environment).numbers if tells(name, "pass,")
-    ]
-    assert figures[1].startswith(f"{2 + 4 * read:.3f} GB, by ")  # those that were counted
+    assert figures()[1].startswith(f"{2 + 4 * read:.3f} GB, by ")  # those that were counted
     environment["experts"]["read"].pop("3")
     assert experts_counted(lane, environment) is None

@@ -8,8 +8,8 @@ import pytest
 
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.errors import BadInput
-from specdemo.racing.asked import PLAIN, SPECULATIVE, Request
 from specdemo.racing.explained import explained
+from specdemo.racing.request import PLAIN, SPECULATIVE, Request
 from specdemo.racing.trace import Entry
 from specdemo.settings import Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind

@@ -18,8 +18,8 @@ from specdemo.models.presets import Defaults, Preset, find_preset, load_presets,
 from specdemo.models.published_heads import head_format
 from specdemo.models.report import report_on, save_preset
 from specdemo.models.sources import Folder, Hub
-from specdemo.racing.asked import DraftedLane, Request, fitted
 from specdemo.racing.race import race, start
+from specdemo.racing.request import DraftedLane, Request, fitted
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import read_trace, trace_lines
 from specdemo.settings import AUTO, Settings

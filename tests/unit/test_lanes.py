@@ -19,8 +19,8 @@ from specdemo.errors import BadInput
 from specdemo.models import sizes
 from specdemo.models.sizes import check_caches
 from specdemo.racing.again import again, differences, lanes_asked
-from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
 from specdemo.racing.race import race
+from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings

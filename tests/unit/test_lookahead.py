@@ -6,7 +6,7 @@ from specdemo.decoding.acceptance import Answer
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
 from specdemo.settings import Settings
 from specdemo.tokens import Draft, Token, TokenKind
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import PROMPT, TableRunner, answering, counting_table, ids_of, proposed
 from tests.harness.texts import decode, plain_text
 
@@ -57,7 +57,7 @@ def test_a_text_that_repeats_itself_is_looked_ahead() -> None:
     table = counting_table(4)
     events = list(decode(TableRunner(table, capacity=200), Lookahead(), PROMPT, settings))
     assert ids_of(events) == plain_text(TableRunner(table), PROMPT, settings)
-    assert (Stats.of(events).tokens_per_round or 0) > 2.5
+    assert (LaneFigures.of(events).tokens_per_round or 0) > 2.5
 
 
 def test_a_chain_is_jacobi_decoding() -> None:

@@ -30,8 +30,8 @@ from specdemo.errors import BadInput
 from specdemo.models.loaded import load
 from specdemo.models.mtp import find_mtp
 from specdemo.models.store import LoadError
-from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, race, rule_for, start
+from specdemo.racing.request import Request
 from specdemo.racing.summary import summary
 from specdemo.settings import Settings
 from specdemo.tokens import DraftOutcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,15 @@ import pytest
 
 from specdemo.decoding.events import Prefilled, Round
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.racing.asked import DraftedLane
-from specdemo.racing.compare import OWN_DRAFTER, Comparison, badge, compare, is_exact, other_draws
+from specdemo.racing.compare import OWN_DRAFTER, Comparison, Texts, compare, is_exact
 from specdemo.racing.race import race
-from specdemo.racing.summary import head_doubt, summary
+from specdemo.racing.request import DraftedLane
+from specdemo.racing.summary import FirstGuesses, summary
 from specdemo.racing.trace import PLAIN, SPECULATIVE
+from specdemo.racing.words import sentence
 from specdemo.settings import AUTO, MATCH, MAX_K, MAX_NODES, RULES, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import PROMPT, ids_of
 from tests.harness.toys import alike_toy
 
@@ -84,11 +86,19 @@ def test_trees_are_exact_up_to_the_rows_that_the_engine_tells(rows: int, exact: 
 
 # The badge --------------------------------------------------------------------------------------------------
 
-SAME, BY_CHANCE = Comparison(True), None
+SAME, BY_CHANCE = None, "rejection"
 
 
-def parted(place: int, margin: float | None = None) -> Comparison:
-    return Comparison(False, place, margin)
+def parted(place: int, margin: float | None = None) -> tuple[int, float | None]:
+    return place, margin
+
+
+def texts_of(lengths: tuple[int, int], parts: Any, *facts: Any) -> Texts:
+    """Texts of these lengths, which differ from a place on, with this margin there."""
+    place, margin = parts if isinstance(parts, tuple) else (99, None)
+    plain, other = tokens(*[0] * lengths[0], margin=margin), tokens(*[0] * lengths[1], margin=margin)
+    other = [replace(token, id=1) if at >= place else token for at, token in enumerate(other)]
+    return Texts(plain, other, *facts)
 
 
 @pytest.mark.parametrize(
@@ -118,16 +128,15 @@ def parted(place: int, margin: float | None = None) -> Comparison:
 )
 def test_the_badge(
     lengths: tuple[int, int],
-    comparison: Comparison | None,
+    comparison: Any,
     temperature: float,
     dtype: str,
     stopped: bool,
     mark: str,
     words: str,
 ) -> None:
-    plain, other = (tokens(*[0] * length) for length in lengths)
-    asked, settings = DraftedLane("none", 4), Settings(temperature=temperature)
-    shown = badge(plain, other, comparison, asked, settings, {"dtype": dtype}, stopped)
+    settings = Settings(temperature=temperature, rule="rejection" if comparison == BY_CHANCE else MATCH)
+    shown = texts_of(lengths, comparison, settings, DraftedLane("none", 4), {"dtype": dtype}, stopped).badge
     assert shown["mark"] == mark
     assert tells(shown["words"], words)
 
@@ -154,14 +163,15 @@ TREES = {"engine": "graph", "exact_rows": 17}
 def test_on_an_engine_that_is_exact_no_difference_is_a_near_tie(
     environment: dict[str, Any], asked: DraftedLane | None, gap: float | None, words: str
 ) -> None:
-    text, environment = tokens(*[0] * 9), {"dtype": "bfloat16", **environment}
-    assert tells(badge(text, text, parted(4, gap), asked, Settings(0), environment, False)["words"], words)
+    environment = {"dtype": "bfloat16", **environment}
+    assert tells(texts_of((9, 9), parted(4, gap), Settings(0), asked, environment).badge["words"], words)
 
 
 def test_servers_draw_by_themselves_whatever_rule_they_test_by() -> None:
-    own, settings = DraftedLane(OWN_DRAFTER, 0), Settings(0, 0.7)
-    shown = badge(tokens(1, 2), tokens(1, 3), None, own, settings, {}, False)
-    assert shown == {"mark": "chance", "title": "Different text", "words": other_draws(False)}
+    own, settings = DraftedLane(OWN_DRAFTER, 0), Settings(0, 0.7, rule="rejection")
+    shown = Texts(tokens(1, 2), tokens(1, 3), settings, own).badge
+    assert (shown["mark"], shown["title"]) == ("chance", "Different text")
+    assert tells(shown["words"], "server differ chance")
 
 
 # The summary ------------------------------------------------------------------------------------------------
@@ -214,14 +224,14 @@ def test_a_head_that_is_nearly_always_wrong_is_doubted(
     kind: str, name: str, drafts: int, passed: int, words: str
 ) -> None:
     """And nothing is said where more pass, or too little is known."""
-    sentence = head_doubt(kind, name, drafts, passed) or ""
-    assert tells(sentence, f"{words} rope_theta," if words else "")
-    assert bool(sentence) == bool(words)
+    doubt = sentence("first guesses", FirstGuesses(kind, name, drafts, passed))
+    assert tells(doubt, f"{words} rope_theta," if words else "")
+    assert bool(doubt) == bool(words)
 
 
 def test_of_a_tree_the_likeliest_first_guess_counts() -> None:
     """Among eight first guesses one passes often, also where the head knows nothing."""
-    stats = Stats()
+    stats = LaneFigures()
     for passing in (0, 1, 1):
         outcomes = [DraftOutcome.ACCEPTED if node == passing else DraftOutcome.REJECTED for node in range(2)]
         drafted = tuple(DraftedToken(node, outcome, parent=-1) for node, outcome in enumerate(outcomes))

@@ -17,7 +17,7 @@ from specdemo.models.sources import Hub, Parts
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import ids_of
 from tests.harness.files import make_tokenizer, sha256, write_archive, write_gguf
 from tests.harness.models import preset_of, save, tiny
@@ -200,7 +200,7 @@ def test_the_real_pair_writes_code_and_most_drafts_are_accepted() -> None:
     )
     assert ids_of(drafted) == ids_of(alone)
     assert "def is_prime" in loaded.tokenizer.decode(ids_of(drafted))
-    stats = Stats.of(drafted)
+    stats = LaneFigures.of(drafted)
     assert stats.acceptance_rate is not None
     assert stats.acceptance_rate > 0.8
     assert stats.tokens_per_round is not None

@@ -16,8 +16,8 @@ from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.errors import BadInput
 from specdemo.racing import race as racing
-from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import check_drafter, drafters_of, race, rule_for, start
+from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import report
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, MAX_K, REJECTION, Settings

@@ -16,16 +16,16 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.errors import BadInput, NotFinite
 from specdemo.models import sizes
 from specdemo.racing.again import again, differences
-from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.batch import by_passes, entries_of, race_asked
-from specdemo.racing.figures import noise
+from specdemo.racing.figures import ReaderFigures
 from specdemo.racing.race import start
+from specdemo.racing.request import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
-from specdemo.racing.verdict import NOTHING, judge_readers
+from specdemo.racing.verdict import Verdict, noise
 from specdemo.settings import AUTO, MATCH, REJECTION, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
-from tests.harness.classes import Loaded, Stats
+from tests.harness.classes import LaneFigures, Loaded
 from tests.harness.doubles import ids_of
 
 from ..sentences import gist, refuses, tells
@@ -72,7 +72,7 @@ def test_several_readers_have_one_drafter_and_write_what_a_trace_can_hold() -> N
     with refuses(BadInput, "readers lanes"):
         with_readers(request, 2)
     with pytest.MonkeyPatch.context() as patch:  # one reader needs no examples
-        patch.delattr("specdemo.racing.asked.load_prompts")
+        patch.delattr("specdemo.racing.request.load_prompts")
         assert with_readers(request, 1) == request
     request = replace(request, more=())
     assert with_readers(request, "8").others == with_readers(request, 8.0).others
@@ -98,7 +98,8 @@ def test_each_reader_gets_the_text_that_it_gets_alone(loaded: Loaded, temperatur
             assert events[0].seed == 5 + at
             assert isinstance(events[-1], Finished)
     found = outcome_of(loaded, request, entries)
-    assert all(comparison and comparison.identical for comparison in found.comparisons.values())
+    assert found.comparison
+    assert found.comparison.identical
     assert tells(found.badge["words"], "All 4 exactly")
     summary = found.as_dict()
     assert {*NAMES, PLAIN, SPECULATIVE, "verdicts"} <= {*summary}
@@ -236,9 +237,9 @@ def test_a_header_that_does_not_say_the_prompts_is_refused(loaded: Loaded, field
 # The verdict ------------------------------------------------------------------------------------------------
 
 
-def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float = 0.0, rounds: int = 40) -> Stats:
+def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float = 0.0, rounds: int = 40) -> LaneFigures:
     """Of four readers, whose rounds take so long and have so many drafted and accepted tokens."""
-    stats = Stats(tokens=1, readers=4)
+    stats = ReaderFigures(tokens=1, readers=4)
     outcomes = [DraftOutcome.ACCEPTED] * accepted + [DraftOutcome.REJECTED] * (drafted > accepted)
     outcomes += [DraftOutcome.UNTESTED] * (drafted - len(outcomes))
     draft = tuple(DraftedToken(1, outcome, 1.0, 1.0) for outcome in outcomes)
@@ -256,21 +257,25 @@ def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float =
         (group(0.1), "With 4"),
         (group(0.125), "With 4 The 20%"),
         (group(0.1, 4, 4, rounds=1), "That"),
-        (Stats(tokens=1, readers=4), gist(NOTHING)),
+        (ReaderFigures(tokens=1, readers=4), "Nothing"),
     ],
 )
-def test_the_verdict_is_on_all_readers_and_says_why(lane: Stats, words: str) -> None:
-    found = judge_readers(group(0.1), lane, DraftedLane("eagle", 4))
-    assert words in gist(found.sentence)
-    if found.figures:
-        values = [value for name, value in found.numbers if tells(name, "token, alone") or tells(name, "rows readers")]
+def test_the_verdict_is_on_all_readers_and_says_why(lane: LaneFigures, words: str) -> None:
+    found = Verdict(group(0.1), lane, DraftedLane("eagle", 4))
+    assert words in gist(found.finding)
+    if found.is_long:
+        values = [
+            value
+            for name, value in found.as_dict()["numbers"]
+            if tells(name, "token, alone") or tells(name, "rows readers")
+        ]
         assert values == ["100.0 ms", "20.0"]
         assert found.as_dict()["slower"] is (lane.round_times[0] == 0.4)
 
 
 def test_the_noise_counts_a_pass_of_all_readers_once() -> None:
-    def uneven(readers: int) -> Stats:
-        stats = Stats(tokens=1, readers=readers)
+    def uneven(readers: int) -> LaneFigures:
+        stats = ReaderFigures(tokens=1, readers=readers)
         for index in range(40):
             stats.add(read(0.1 if index % 2 else 0.2, index))
         return stats
@@ -284,10 +289,10 @@ def test_figures_are_of_the_time_in_which_all_readers_write() -> None:
         *(("a", read(3.0, 1)), ("b", read(1.0)), ("a", read(1.0, 2)), ("b", read(1.0, 1)), ("a", read(1.0, 3))),
         *(("a", Finished(FinishReason.EOS)), ("b", read(0.1, 2)), ("b", Finished(FinishReason.LENGTH))),
     ]
-    stats = Stats.at_once(events, 2)
+    stats = ReaderFigures.of_lanes(["a", "b"], events)
     assert (stats.readers, stats.rounds, stats.round_times) == (2, 4, [1.0] * 4)
     assert stats.tokens_per_second == 1
-    assert Stats.at_once(events[:2], 2).tokens_per_second is None
+    assert ReaderFigures.of_lanes(["a", "b"], events[:2]).tokens_per_second is None
 
 
 # The command line -------------------------------------------------------------------------------------------

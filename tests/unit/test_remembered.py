@@ -17,8 +17,8 @@ from specdemo.decoding.parts import DrafterParts
 from specdemo.errors import BadInput
 from specdemo.racing import memory as memories
 from specdemo.racing.again import asked_again
-from specdemo.racing.asked import DraftedLane, Request
 from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering
+from specdemo.racing.request import DraftedLane, Request
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry
 from specdemo.settings import REJECTION, Settings

@@ -16,8 +16,8 @@ from specdemo.decoding.events import Round
 from specdemo.decoding.loop import Form
 from specdemo.errors import BadInput
 from specdemo.racing.again import again, differences, other_environment
-from specdemo.racing.asked import Request
 from specdemo.racing.race import race
+from specdemo.racing.request import Request
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens, text_of
 from specdemo.errors import BadInput
-from specdemo.racing.asked import Request
 from specdemo.racing.compare import OWN_DRAFTER, first_difference, tokens_of
 from specdemo.racing.explained import explained
-from specdemo.racing.stats import counts_by_place
+from specdemo.racing.figures import counts_by_place
+from specdemo.racing.request import Request
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.servers import sglang, vllm
 from specdemo.servers.llamacpp import LlamaCppEvent, llamacpp_steps
 from specdemo.servers.steps import ServerReport, Step, events_of, steps_of, with_drafts
 from specdemo.settings import Settings
 from specdemo.tokens import DraftOutcome, FinishReason, TokenKind
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 
 from ..fakes.server import Chunk, recorded, sent
 from ..sentences import refuses, tells
@@ -55,7 +55,7 @@ def text(entries: list[Entry]) -> str:
 
 def test_the_rounds_of_a_recorded_text_are_those_that_the_server_counted() -> None:
     head, report, entries = of_llamacpp("llamacpp-ngram")
-    stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
+    stats, counted = LaneFigures.of(entry.event for entry in entries), head["counters"]
     assert (stats.tokens, stats.drafts, stats.drafted, stats.accepted) == tuple(
         counted[name] for name in ("tokens", "rounds", "drafted", "accepted")
     )
@@ -87,12 +87,12 @@ def test_a_stop_string_inside_a_round_leaves_guesses_untested() -> None:
     assert isinstance(last, Round)
     assert len(last.drafted) == len(last.emitted) == 5
     assert text(entries) == "1 2 3 4 5 "
-    assert Stats.of(entry.event for entry in entries).accepted == head["counters"]["accepted"]
+    assert LaneFigures.of(entry.event for entry in entries).accepted == head["counters"]["accepted"]
 
 
 def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> None:
     head, report, entries = of_llamacpp("llamacpp-characters")
-    stats = Stats.of(entry.event for entry in entries)
+    stats = LaneFigures.of(entry.event for entry in entries)
     assert text(entries).startswith("🦄🐉 is not 🦄🐉 and")
     assert stats.tokens == head["counters"]["tokens"]
     assert stats.rounds == stats.tokens - 1 - head["counters"]["accepted"]
@@ -110,7 +110,7 @@ def test_vllms_lists_leave_out_rounds_without_a_draft_so_its_kinds_are_unknown()
     entries = entries_of(with_drafts(steps, report), report)
     assert kinds(entries) == [TARGET, *[UNKNOWN] * 9]
     assert len(report.notes) == 1
-    stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
+    stats, counted = LaneFigures.of(entry.event for entry in entries), head["counters"]
     assert (stats.tokens, stats.prompt_tokens) == (counted["tokens"], head["prompt_tokens"])
     assert stats.drafted is stats.accepted is None
     assert (report.rounds, report.drafted, report.accepted) == tuple(
@@ -213,7 +213,7 @@ def test_tokens_held_back_lose_neither_rounds_nor_tokens(truth: Truth, hidden: f
     total = sum(accepted + 1 for _, accepted in truth) + 1
     shown = hidden - {total}  # the server waits for whole characters, so the last is one
     report, entries = of_chunks(llamacpp_stream(truth, shown, total), total)
-    stats = Stats.of(entry.event for entry in entries)
+    stats = LaneFigures.of(entry.event for entry in entries)
     assert stats.tokens == total
     assert stats.rounds == len(truth)
     assert (report.drafted or 0, report.accepted or 0) == tuple(map(sum, zip(*truth, strict=True)))
@@ -255,7 +255,7 @@ def test_a_lane_whose_drafts_are_unknown_has_no_figures_of_them() -> None:
     report = ServerReport(reason=FinishReason.LENGTH)
     steps = [Step((1,), ("a",), 0.1), Step((2, 3, 4), ("b", "c", "d"), 0.1), Step((5,), ("e",), 0.1)]
     entries = entries_of(steps, report)
-    figures = Stats.of([entry.event for entry in entries]).as_dict()
+    figures = LaneFigures.of([entry.event for entry in entries]).as_dict()
     unknown = ("drafted", "accepted", "tested", "acceptance_rate", "draft_efficiency", "draft_seconds")
     assert all(figures[name] is None for name in unknown)
     why = explained(Request("Hi", "", OWN_DRAFTER, Settings()), entries, 0, "server")["why"]
@@ -270,6 +270,7 @@ def test_nothing_written_is_told() -> None:
 
 def test_tokens_without_ids_are_compared_by_their_text() -> None:
     steps = ([Step((1,), ("a",), 0.1), Step((None,), (text,), 0.1, 0, 0)] for text in ("é", "è"))
-    one, other = ([token.id for token in tokens_of(entries_of(found, ServerReport()))] for found in steps)
+    events = ([entry.event for entry in entries_of(found, ServerReport())] for found in steps)
+    one, other = ([token.id for token in tokens_of(found)] for found in events)
     assert (one, other) == ([1, "é"], [1, "è"])
     assert first_difference(one, other) == 1

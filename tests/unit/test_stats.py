@@ -7,10 +7,11 @@ import json
 import pytest
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
-from specdemo.racing.stats import counts_by_place, speed_up
-from specdemo.racing.verdict import LaneVerdict, in_short, race_verdict
+from specdemo.racing.figures import counts_by_place, speed_up
+from specdemo.racing.outcome import Outcome
+from specdemo.racing.verdict import Verdict
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 
 from ..sentences import gist, tells
 
@@ -34,14 +35,14 @@ RUN: list[Event] = [
 
 def lane(
     rounds: int, emitted: int, seconds: float, outcomes: list[DraftOutcome], draft: float = 0.0, verify: float = 0.1
-) -> Stats:
+) -> LaneFigures:
     """A lane of equal rounds whose prefill took no time."""
     prefilled = Prefilled(5, Token(1, TokenKind.TARGET, 0.5), 0.0)
-    return Stats.of([prefilled, *[round_(outcomes, emitted, draft, verify, seconds)] * rounds])
+    return LaneFigures.of([prefilled, *[round_(outcomes, emitted, draft, verify, seconds)] * rounds])
 
 
 def test_the_figures_of_a_run_written_out_by_hand() -> None:
-    figures = Stats.of(RUN).as_dict()
+    figures = LaneFigures.of(RUN).as_dict()
     assert figures.pop("accepted_lengths") == {"2": 2}
     assert figures == pytest.approx(
         {
@@ -71,10 +72,10 @@ def test_the_figures_of_a_run_written_out_by_hand() -> None:
 def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, speculative: int) -> None:
     """Both read the prompt in 2.5 s, the drafter in 1 s; drafting then halves the time of a token."""
 
-    def ended(rounds: int, emitted: int, first: float = 0.0) -> Stats:
+    def ended(rounds: int, emitted: int, first: float = 0.0) -> LaneFigures:
         prefilled, outcomes = Prefilled(900, PREFILLED.token, 2.5), [A] * (emitted - 1)
         rows = [round_(outcomes, emitted, later, 0.1, later + 0.1) for later in (first, *[0.0] * (rounds - 1))]
-        return Stats.of([prefilled, *rows, Finished(FinishReason.EOS)])
+        return LaneFigures.of([prefilled, *rows, Finished(FinishReason.EOS)])
 
     lanes = ended(plain, 1), ended(speculative, 2, first=1.0)
     assert [lane.tokens_per_second for lane in lanes] == pytest.approx([10, 20])
@@ -88,21 +89,26 @@ def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, s
     assert tells(words, "short") == (plain < 15)
 
 
+def race_verdict(plain: LaneFigures, speculative: LaneFigures) -> str:
+    return Verdict(plain, speculative).finding
+
+
 def test_the_headline_of_a_lane_without_figures_is_the_beginning_of_its_sentence() -> None:
-    short = LaneVerdict(1.4, "1.40× as fast: 2.0 tokens. And more.")
-    assert tells(in_short({"speculative": short})["headline"], "1.40× fast")
-    nothing = LaneVerdict(None, "Nothing.")
-    assert in_short({"speculative": nothing})["headline"] == in_short({})["headline"] == ""
+    short = Verdict(lane(4, 1, 0.1, []), lane(2, 2, 0.1, [A]))
+    assert tells(Outcome({}, {"speculative": short}).ending()["headline"], "2.00× fast")
+    nothing = Verdict(LaneFigures(), LaneFigures())
+    for verdicts in ({"speculative": nothing}, {}):
+        assert Outcome({}, verdicts).ending()["headline"] == ""
 
 
 def test_a_single_token_says_nothing_of_the_pace() -> None:
     ended = Finished(FinishReason.EOS)
-    short = Stats.of([PREFILLED, ended])
-    long = Stats.of([PREFILLED, round_([A, A], 3, 0.02, 0.1, 0.13), ended])
+    short = LaneFigures.of([PREFILLED, ended])
+    long = LaneFigures.of([PREFILLED, round_([A, A], 3, 0.02, 0.1, 0.13), ended])
     assert speed_up(short, long) is None
     assert race_verdict(short, long) == race_verdict(short, short)
     assert speed_up(short, short) is None
-    stopped = Stats.of([PREFILLED])
+    stopped = LaneFigures.of([PREFILLED])
     assert tells(race_verdict(short, long), "single")
     assert race_verdict(stopped, stopped) == race_verdict(stopped, long)
     assert tells(race_verdict(stopped, long), "Nothing")
@@ -127,7 +133,7 @@ def test_acceptance_is_of_the_tested_and_efficiency_of_the_drafted(
 ) -> None:
     """Accepted lengths are in order and leave empty drafts out; the token of the prefill is of no round."""
     events: list[Event] = [PREFILLED, *(round_(found, found.count(A) + 1, 0.1, 0.1, 0.2) for found in rounds)]
-    stats = Stats.of(events)
+    stats = LaneFigures.of(events)
     assert (stats.acceptance_rate, stats.draft_efficiency) == (rate, efficiency)
     assert [*stats.as_dict()["accepted_lengths"].items()] == lengths
     assert counts_by_place(events) == places
@@ -136,7 +142,7 @@ def test_acceptance_is_of_the_tested_and_efficiency_of_the_drafted(
 
 
 def test_figures_that_do_not_exist_yet_are_none() -> None:
-    fresh = Stats().as_dict()
+    fresh = LaneFigures().as_dict()
     assert {name for name, figure in fresh.items() if figure is None} == {
         *("tokens_per_second", "acceptance_rate", "draft_efficiency", "tokens_per_round", "draft_cost", "finish_reason")
     }
@@ -144,7 +150,7 @@ def test_figures_that_do_not_exist_yet_are_none() -> None:
 
 
 def test_a_lane_whose_clock_never_moved_divides_by_nothing() -> None:
-    stopped = Stats.of([Prefilled(1, PREFILLED.token, 0.0), round_([A], 2, 0.0, 0.0, 0.0)])
+    stopped = LaneFigures.of([Prefilled(1, PREFILLED.token, 0.0), round_([A], 2, 0.0, 0.0, 0.0)])
     assert stopped.tokens_per_second is None
     assert stopped.draft_cost is None
     assert tells(race_verdict(stopped, stopped), "Nothing compare")
@@ -155,17 +161,17 @@ def test_a_lane_whose_clock_never_moved_divides_by_nothing() -> None:
 
 def test_rounds_that_auto_left_without_a_draft_do_not_make_drafts_look_cheap() -> None:
     rounds = [round_([], 1, 1e-6, 0.1, 0.1)] * 9 + [round_([R, U], 1, 0.3, 0.12, 0.42)]
-    stats = Stats.of([PREFILLED, *rounds * 5])
+    stats = LaneFigures.of([PREFILLED, *rounds * 5])
     assert stats.draft_cost == pytest.approx(0.3 / 0.12)
-    plain = Stats.of([PREFILLED, *[round_([], 1, 0.0, 0.1, 0.1)] * 50])
+    plain = LaneFigures.of([PREFILLED, *[round_([], 1, 0.0, 0.1, 0.1)] * 50])
     assert tells(race_verdict(plain, stats), "5 50 300% 1.32 1.00")
 
 
 def test_the_figures_after_every_event_are_those_of_the_events_so_far() -> None:
-    running = Stats()
+    running = LaneFigures()
     for end, event in enumerate(RUN, start=1):
         running.add(event)
-        assert running.as_dict() == Stats.of(RUN[:end]).as_dict()
+        assert running.as_dict() == LaneFigures.of(RUN[:end]).as_dict()
         json.dumps(running.as_dict(), allow_nan=False)
 
 
@@ -173,8 +179,8 @@ def test_speed_up_is_the_ratio_of_tokens_a_second() -> None:
     plain, speculative = lane(9, 1, 0.1, []), lane(3, 3, 0.15, [A, A])
     assert speed_up(plain, speculative) == pytest.approx((9 / 0.45) / (9 / 0.9))
     assert plain.tokens_per_second == pytest.approx(10)
-    assert speed_up(Stats(), lane(3, 1, 0.1, [])) is None
-    assert speed_up(lane(3, 1, 0.1, []), Stats()) is None
+    assert speed_up(LaneFigures(), lane(3, 1, 0.1, [])) is None
+    assert speed_up(lane(3, 1, 0.1, []), LaneFigures()) is None
     assert speed_up(ALONE, lane(30, 1, 0.08, [])) is None  # that is chance
     assert speed_up(ALONE, lane(30, 1, 0.08, [R])) == pytest.approx(1.25)
 
@@ -196,19 +202,19 @@ ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
         (lane(30, 1, 0.08, [R], draft=0.01), "1.25× 1.00 10% 1.00×"),
         (lane(30, 1, 0.1, []), "Nothing"),
         (lane(30, 1, 0.08, []), "Nothing 25%"),
-        (Stats(), "Nothing"),
+        (LaneFigures(), "Nothing"),
     ],
     ids=range(9),
 )
-def test_the_sentence(speculative: Stats, sentence: str) -> None:
+def test_the_sentence(speculative: LaneFigures, sentence: str) -> None:
     assert gist(race_verdict(ALONE, speculative)) == sentence
 
 
-def raced(prompt: float, rounds: list[Round]) -> Stats:
-    return Stats.of([Prefilled(5, PREFILLED.token, prompt), *rounds, Finished(FinishReason.LENGTH)])
+def raced(prompt: float, rounds: list[Round]) -> LaneFigures:
+    return LaneFigures.of([Prefilled(5, PREFILLED.token, prompt), *rounds, Finished(FinishReason.LENGTH)])
 
 
-def alone(tokens: int, prompt: float = 0.0) -> Stats:
+def alone(tokens: int, prompt: float = 0.0) -> LaneFigures:
     return raced(prompt, [round_([], 1, 0.0, 0.1, 0.1)] * (tokens - 1))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specdemo.drafters import suffix
 from specdemo.drafters.suffix import FACTOR, LEAST, ROOT, Suffix, SuffixAutomaton
 from specdemo.settings import Settings
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import PROMPT, TableRunner, ids_of, proposed, random_table
 from tests.harness.texts import decode, plain_text
 
@@ -195,6 +195,6 @@ def test_an_answer_that_is_remembered_is_copied_and_stays_the_targets_own(temper
     for remembered in ([], [lost], [[*PROMPT, *plain]]):
         events = list(decode(TableRunner(table, capacity=200), Suffix(remembered), PROMPT, settings))
         assert ids_of(events) == plain
-        rounds.append(Stats.of(events).rounds)
+        rounds.append(LaneFigures.of(events).rounds)
     assert rounds[2] < min(rounds[:2]) <= 39
     assert rounds[2] <= 15

@@ -18,7 +18,7 @@ from specdemo.models.configuration import text_name, text_part
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of
 from specdemo.racing.race import start
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import ids_of
 from tests.harness.models import looked_at, save
 from tests.harness.models import preset_of as by_heads
@@ -122,7 +122,7 @@ def test_heads_and_fewer_layers_draft_chains_and_trees_for_the_text_part(
         for drafter, tree in (("eagle", False), ("eagle", True), ("block", False), ("layer-skip", False)):
             events = list(start(loaded, drafter, prompt, replace(settings, tree=tree)))
             assert ids_of(events) == alone, (drafter, tree)
-            assert not tree or Stats.of(events).trees
+            assert not tree or LaneFigures.of(events).trees
     loaded.release()
 
 

@@ -24,7 +24,7 @@ from specdemo.models.translation import Translation
 from specdemo.racing.race import start
 from specdemo.settings import AUTO, MATCH, RULES, Settings
 from specdemo.tokens import DraftOutcome
-from tests.harness.classes import Loaded, Stats
+from tests.harness.classes import LaneFigures, Loaded
 from tests.harness.doubles import (
     LETTERS,
     PROMPT,
@@ -253,7 +253,7 @@ def test_a_small_model_of_another_family_drafts_for_a_real_target() -> None:
         settings = Settings(k=4, temperature=temperature, max_new_tokens=64)
         drafted = list(start(loaded, "draft-model", ids, settings))
         assert ids_of(drafted) == ids_of(list(start(loaded, "none", ids, settings)))
-        stats = Stats.of(drafted)
+        stats = LaneFigures.of(drafted)
         assert stats.acceptance_rate is not None
         assert stats.acceptance_rate > 0.4
         assert stats.tokens_per_round is not None

@@ -8,7 +8,7 @@ import pytest
 
 from specdemo.decoding.events import emitted_tokens
 from specdemo.settings import MAX_NODES, Settings
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, Planting, Shape, full, ids_of
 from tests.harness.engines import ENGINES, makes_runners, tiny_model
 from tests.harness.texts import decode, plain_text
@@ -71,6 +71,6 @@ def test_adversarial_trees_leave_the_text_alone_on_every_engine_that_branches(en
                 events = list(decode(make(256), Planting(script), PROMPT, settings, frozenset({eos})))
                 assert ids_of(events) == known, name
                 assert all(token.margin is not None for event in events for token in emitted_tokens(event)), name
-                longest = (Stats.of(events).tokens_per_round or 0) if limit > 2 else 0
+                longest = (LaneFigures.of(events).tokens_per_round or 0) if limit > 2 else 0
                 if name in ("the first of three goes on", "deeper than the text") and limit > 2:
                     assert longest > 4

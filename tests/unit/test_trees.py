@@ -22,15 +22,15 @@ from specdemo.decoding.rule import row_depths
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.tree import grow, merged
 from specdemo.errors import BadInput
+from specdemo.racing.figures import counts_by_place
 from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decoding_of, rule_for
-from specdemo.racing.stats import counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MAX_NODES, RULES, Settings
 from specdemo.studies.domains import counts_of
 from specdemo.studies.explain import explain
 from specdemo.tokens import Draft, DraftOutcome, TokenKind
-from tests.harness.classes import Stats
+from tests.harness.classes import LaneFigures
 from tests.harness.doubles import (
     HOSTILE_TREES,
     PROMPT,
@@ -120,7 +120,7 @@ def test_the_outcomes_of_a_tree_written_out() -> None:
     assert [token.parent for token in second.drafted] == [-1, -1, 1, 1, 2]
     assert [token.p for token in first.drafted] == [1, 0, 1, 0, 0]
 
-    stats = Stats.of([prefilled, first, second])
+    stats = LaneFigures.of([prefilled, first, second])
     assert (stats.drafted, stats.tested, stats.accepted, stats.tokens_per_round) == (10, 2, 1, 1.5)
     assert counts_by_place([first, second]) == [(2, 1)]
     assert [token.id for token in places_tested(second.drafted)] == [3]
@@ -268,6 +268,6 @@ def test_a_draft_model_that_knows_the_target_is_right_in_every_round(temperature
     events = list(batch.decode(decoding_of(toy, "draft-model", PROMPT, rule_for(settings), None)))
     rounds = [event for event in events if isinstance(event, Round) and event.drafted]
     assert all(event.drafted[0].outcome is DraftOutcome.ACCEPTED for event in rounds)
-    assert (Stats.of(events).tokens_per_round or 0) >= 2.5
+    assert (LaneFigures.of(events).tokens_per_round or 0) >= 2.5
     for runner in toy.draft_runners:
         assert runner.released

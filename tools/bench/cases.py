@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.drafters.names import DRAFTERS
-from specdemo.racing.asked import PLAIN, SPECULATIVE
+from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.servers.llamacpp_process import can_start
 from specdemo.settings import AUTO, MATCH, one_of
 

@@ -15,8 +15,8 @@ from specdemo.decoding.measuring import measure_passes
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
+from specdemo.racing.figures import LaneFigures
 from specdemo.racing.race import rule_for
-from specdemo.racing.stats import Stats
 from specdemo.settings import AUTO, MAX_K, Settings
 
 from .cases import ASSISTED, COMPILED, HF, TUNED, Case
@@ -78,7 +78,7 @@ def made_pair(on: Gpu) -> None:
         with on.trying(f"ours, {size}"):
             drafter = None if asked.k else NoDrafter()
             known = None if asked.tree else costs
-            stats = [Stats.of(pair.events(prompt, asked, drafter, known)) for _ in range(4)][1:]
+            stats = [LaneFigures.of(pair.events(prompt, asked, drafter, known)) for _ in range(4)][1:]
             speed = median(stat.tokens / stat.seconds for stat in stats)
             name = f"draft model, {size}" if asked.k else "alone"
             ours[name] = speed

@@ -13,8 +13,8 @@ from typing import Any
 
 from specdemo.errors import BadInput
 from specdemo.formats import significant
-from specdemo.racing.asked import PLAIN, SPECULATIVE
-from specdemo.racing.stats import Pace
+from specdemo.racing.figures import tokens_per_second
+from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, REJECTION
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import Spread, best_of, geometric_mean
@@ -69,7 +69,7 @@ def read_record(path: Path) -> dict[str, Any]:
         saved = json.loads(path.read_text(encoding="utf-8"), object_hook=spread)
         runs = [dict(zip(saved["columns"], values, strict=True)) for values in saved["runs"]]
         for run in runs:
-            run["tokens_per_second"] = Pace(run["new_tokens"], run["seconds"], run["prompt_seconds"]).tokens_per_second
+            run["tokens_per_second"] = tokens_per_second(run["new_tokens"], run["seconds"], run["prompt_seconds"])
         return {"trees": [], **saved, "runs": runs}
     except OSError as error:
         raise BadInput(f"The results cannot be read: {error}.") from error

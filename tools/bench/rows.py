@@ -17,9 +17,9 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from specdemo.racing.asked import PLAIN, SPECULATIVE
+from specdemo.racing.figures import tokens_per_second
 from specdemo.racing.provenance import provenance
-from specdemo.racing.stats import Pace
+from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.grid import Figures, Row, Runs, by_unit, mean, share, summarise, total
 from specdemo.studies.prompts import ALL
@@ -62,7 +62,7 @@ def run_of(token_ids: Sequence[int], seconds: float, prompt_seconds: float, toke
     text = " ".join(map(str, token_ids))
     return {
         **{"new_tokens": tokens, "seconds": seconds, "prompt_seconds": prompt_seconds},
-        "tokens_per_second": Pace(tokens, seconds, prompt_seconds).tokens_per_second,
+        "tokens_per_second": tokens_per_second(tokens, seconds, prompt_seconds),
         **dict.fromkeys(COUNTS),
         **counts,
         "token_ids": [*token_ids],

@@ -18,10 +18,10 @@ from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.drafters.names import DRAFTERS
 from specdemo.errors import BadInput
 from specdemo.models.loaded import Loaded
+from specdemo.racing.figures import LaneFigures, counts_by_place
 from specdemo.racing.lanes import write_in_turn
 from specdemo.racing.memory import Memory, remembering
 from specdemo.racing.race import check_fits, start
-from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.settings import MATCH, Settings
 from specdemo.studies.grid import rotation
 from specdemo.studies.prompts import Prompt
@@ -134,6 +134,6 @@ def _measured(
 
 
 def _outcome(events: Sequence[Event], token_ids: list[int]) -> Row:
-    stats = Stats.of(events)
+    stats = LaneFigures.of(events)
     counts = {name: getattr(stats, name) for name in COUNTS}
     return run_of(token_ids, stats.seconds, stats.prompt_seconds, **counts, by_position=counts_by_place(events))

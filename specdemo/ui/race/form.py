@@ -13,7 +13,7 @@ from ...drafters.names import DRAFTERS
 from ...drafters.names import menu as drafters
 from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
-from ...racing.asked import AT_ONCE, TREE
+from ...racing.request import AT_ONCE, TREE
 from ...racing.trace import Request
 from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting

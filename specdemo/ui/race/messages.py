@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...decoding.events import Round
-from ...racing.stats import AtOnce, Stats
+from ...racing.figures import LaneFigures, ReaderFigures
 from ...racing.trace import Entry
 from .colours import row_of
 
@@ -43,6 +43,9 @@ LIVE = (  # figures that are sent while a race runs
     "acceptance_rate",
     "draft_efficiency",
     "tokens_per_round",
+    "seconds",
+    "accepted_lengths",
+    "finish_reason",
 )
 OF_ALL = "acceptance_rate", "draft_efficiency", "tokens_per_round", "accepted_lengths"
 
@@ -52,7 +55,7 @@ class Lanes:
 
     def __init__(self, pairs: Mapping[str, str]) -> None:
         """`pairs` are those of the request."""
-        self._stats = defaultdict[str, Stats](Stats)
+        self._stats = defaultdict[str, LaneFigures](LaneFigures)
         self._batch_figures = BatchFigures(pairs)
         self._news: dict[str, list[dict[str, Any]]] = {}
 
@@ -75,35 +78,35 @@ class Lanes:
 
 
 class BatchFigures:
-    """Several readers without a drafter, and as many with it, while all of either are decoded (`AtOnce`).
+    """Several readers without a drafter, and as many with it, while all of either are decoded (`ReaderFigures`).
 
     Their figures stand in an event that counts: after every `FIGURES_EVERY` rounds of each, and in the last event
     before `fill_in`.
     """
 
     def __init__(self, pairs: Mapping[str, str]) -> None:
-        groups = [(lanes, AtOnce(len(pairs))) for lanes in (pairs.values(), pairs)]
-        self._groups = {lane: group for lanes, group in groups for lane in lanes}
-        self._without: dict[AtOnce, dict[str, Any]] = {}  # the last event that counts, if it lacks them
+        groups = [ReaderFigures.of_lanes({*lanes}) for lanes in (pairs.values(), pairs)]
+        self._groups = {lane: group for group in groups for lane in group.lanes}
+        self._without: dict[str, tuple[ReaderFigures, dict[str, Any]]] = {}  # the last event, if it lacks them
 
     def add(self, entry: Entry, event: dict[str, Any]) -> None:
         """Take in one event of the race, and what the page gets of it."""
         group = self._groups.get(entry.lane)
-        if group is None or not group.add(entry.lane, entry.event):
+        if group is None or not group.add_of(entry.lane, entry.event):
             return
-        self._without[group] = event
-        if group.stats.rounds % (FIGURES_EVERY * group.stats.readers) == 0:
-            self._fill_in(group)
+        name = next(iter(group.lanes))
+        self._without[name] = group, event
+        if group.rounds % (FIGURES_EVERY * group.readers) == 0:
+            self._fill_in(name)
 
     def fill_in(self) -> None:
         """Put in the figures that no event holds yet."""
-        for group in [*self._without]:
-            self._fill_in(group)
+        for name in [*self._without]:
+            self._fill_in(name)
 
-    def _fill_in(self, group: AtOnce) -> None:
-        figures = {name: getattr(group.stats, name) for name in OF_ALL}
-        figures["accepted_lengths"] = {**group.stats.accepted_lengths}
-        self._without.pop(group)["of_all"] = figures
+    def _fill_in(self, name: str) -> None:
+        group, event = self._without.pop(name)
+        event["of_all"] = group.some(OF_ALL)
 
 
 def event_of(entry: Entry, at: float) -> dict[str, Any]:
@@ -118,11 +121,6 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
     return fields
 
 
-def live_figures(stats: Stats) -> dict[str, Any]:
+def live_figures(lane: LaneFigures) -> dict[str, Any]:
     """The figures that are worth showing while a race runs, and cheap enough to send with every flush."""
-    return {
-        **{name: getattr(stats, name) for name in LIVE},
-        "seconds": round(stats.seconds, 6),
-        "accepted_lengths": {**stats.accepted_lengths},
-        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
-    }
+    return {**lane.some(LIVE), "seconds": round(lane.seconds, 6)}

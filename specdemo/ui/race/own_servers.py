@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BadInput
-from ...racing.asked import PLAIN, SPECULATIVE, Request
 from ...racing.compare import OWN_DRAFTER
+from ...racing.request import PLAIN, SPECULATIVE, Request
 from ...racing.trace import Entry
 from ...servers.address import MAX_ADDRESS, Address
 from ...servers.dialects import connected

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...drafters.names import DRAFTERS
 from ...errors import BadInput
-from ...racing.asked import DraftedLane, Request, read_lanes, with_readers
 from ...racing.compare import OWN_DRAFTER
+from ...racing.request import DraftedLane, Request, read_lanes, with_readers
 from ...settings import SETTINGS, Field, Settings, one_of, whole_if_it_is
 
 MAX_PROMPT = 200_000  # characters: more than any context here holds, and cheap to refuse before tokenising

@@ -23,11 +23,10 @@ from typing import Any
 from ...decoding.acceptance import parents_of, path_of
 from ...decoding.events import Round
 from ...errors import BadInput
-from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
-from ...racing.compare import NOTHING_YET
+from ...racing.figures import LaneFigures
 from ...racing.memory import memory_note
 from ...racing.outcome import Outcome
-from ...racing.stats import Stats
+from ...racing.request import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
 from ..race.messages import BatchFigures, event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request
@@ -111,7 +110,7 @@ def facts_of(header: dict[str, Any]) -> dict[str, str]:
 
 def _lanes(entries: Sequence[Entry], names: Iterable[str], pairs: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """The prompts and events of lanes by name. `pairs` are those of the request."""
-    stats, batch_figures = {name: Stats() for name in names}, BatchFigures(pairs)
+    stats, batch_figures = {name: LaneFigures() for name in names}, BatchFigures(pairs)
     events: dict[str, list[dict[str, Any]]] = {name: [] for name in stats}
     for entry in entries:
         if entry.lane not in stats:
@@ -151,12 +150,14 @@ def _ending(
         one = len(sides) < 2
         sentence = "This trace holds one lane only." if one else "None of these lanes is the target alone."
         found = replace(
-            found, sentence=sentence, badge={**NOTHING_YET, "words": "There is nothing to compare it with."}
+            found, sentence=sentence, badge={**found.badge, "words": "There is nothing to compare it with."}
         )
     ending = found.ending(header.get("disturbed") is True)
     for figures in ("speed_ups", "stats"):
         ending[figures] = {sides.get(name, name): value for name, value in ending[figures].items()}
-    return {**ending, "verdicts": {name: verdict.as_dict() for name, verdict in found.verdicts.items()}}
+    for verdict in ending["verdicts"].values():
+        del verdict["comparison"]  # the badge says it
+    return ending
 
 
 def _is_alone(lane: Mapping[str, Any]) -> bool:
