@@ -26,6 +26,7 @@ from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.families import attending_layers
 from ..engines.runner import Runner
+from ..formats import byte_size
 from ..system.hardware import compute_dtype, cpu_model, cpu_name, device_name, dtype_name
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights
@@ -236,7 +237,7 @@ def _load(
         instead_of.release()
     for size, place in ((where.offloaded, "in main memory"), (where.on_disk, "on the disk")):
         if size:
-            progress(None, f"about {size / 1e9:.1f} GB of the weights stay {place}, which is slow")
+            progress(None, f"about {byte_size(size)} of the weights stay {place}, which is slow")
 
     if where.devices[0].type == "cuda":
         torch.cuda.set_device(where.devices[0])

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from packaging.version import Version
 from pydantic import Field
 
+from ..formats import byte_size
 from .converted import COPIES, Converted
 from .source import GGUF, Hub, Source
 from .store import LoadError, Progress, check_sum, report_bytes
@@ -150,7 +151,7 @@ class Parts(Converted):
     def _of_all(self, progress: Progress, number: int) -> Progress:
         """The progress of one part as progress of all."""
         part, before = self.parts[number - 1], sum(earlier.size for earlier in self.parts[: number - 1])
-        where = f"part {number} of {len(self.parts)}, {before / 1e6:.0f} of {self.size / 1e6:.0f} MB"
+        where = f"part {number} of {len(self.parts)}, {before / 1e6:.0f} of {byte_size(self.size)}"
 
         def tell(fraction: float | None, _: str) -> None:
             progress((before + (fraction or 0) * part.size) / self.size, f"downloading {self}: {where}")

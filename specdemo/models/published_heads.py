@@ -15,6 +15,7 @@ from ..drafters.heads.published_shape import Format, TargetSizes, format_of, rea
 from ..drafters.names import drafter_class
 from ..engines.families import final_norm_eps
 from ..errors import BadInput
+from ..formats import byte_size
 from ..system.weight_map import files_in
 from .checkpoint import Checkpoint
 from .errors import wrap_load_errors
@@ -114,7 +115,7 @@ def head_facts(source: Source) -> tuple[str, int | None, str]:
     sizes = source.head_sizes()
     stated = [size for name, size in sizes.items() if name.endswith(".safetensors")]
     size = sum(stated) or sum(sizes.get(name, 0) for name in PICKLES) or None
-    known = "an unknown size" if size is None else f"{size / 1e6:.1f} MB"
+    known = "an unknown size" if size is None else f"{byte_size(size)}"
     where = f"downloads up to {known}" if source.on_hub else f"nothing to download, {known}"
     made_for = f", made for {found.target}" if found.target else ""
     return str(source), size, f"The head {source}: {where}; {found.name}, drafts as {found.kind}{made_for}."

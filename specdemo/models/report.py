@@ -13,6 +13,7 @@ from ..drafters.draft_model import LONGER
 from ..engines.choose import is_exact
 from ..engines.families import is_hybrid
 from ..errors import BadInput
+from ..formats import byte_size
 from ..system.hardware import free_memory
 from .checkpoint import Checkpoint
 from .configuration import embedding_rows
@@ -72,12 +73,12 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
             share = size / weights[0]
             yield ESTIMATE.format(name=name, share=share, tokens=1 + 4 * share)
     if on_disk:
-        yield ON_DISK.format(size=gigabytes(on_disk))
+        yield ON_DISK.format(size=byte_size(on_disk))
     who = "It needs" if len(models) + len(heads) == 1 else "Together they need"
-    yield f"{who} {gigabytes(needed)} of memory; {gigabytes(free)} are free."
+    yield f"{who} {byte_size(needed)} of memory; {byte_size(free)} are free."
     if models[0].device.type == "cpu" and needed > free:
         raise LoadError(
-            f"{' and '.join(names)} would take {gigabytes(needed)} of memory, but {gigabytes(free)} are free: "
+            f"{' and '.join(names)} would take {byte_size(needed)} of memory, but {byte_size(free)} are free: "
             "choose a smaller model."
         )
 
@@ -85,11 +86,11 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
 def _sentence(found: Checkpoint, name: str, weights: int, caches: int, engine: str) -> str:
     size = "nothing to download"
     if found.download != 0:
-        size = f"downloads {'an unknown size' if found.download is None else f'up to {gigabytes(found.download)}'}"
+        size = f"downloads {'an unknown size' if found.download is None else f'up to {byte_size(found.download)}'}"
     exact = is_exact(engine, found.config, found.dtype, found.device)
     again = f" {RUNNING_STATES}" if is_hybrid(found.config) else ""
     return (
-        f"{name}: {size}; {gigabytes(weights)} of memory for the weights, {gigabytes(caches)} for caches; "
+        f"{name}: {size}; {byte_size(weights)} of memory for the weights, {byte_size(caches)} for caches; "
         f"engine {engine}, {'exact to the bit' if exact else 'not exact to the bit'}; "
         f"licence {found.licence or 'not stated'}"
         f"{'; gated: its licence must be accepted on the hub' if found.gated else ''}.{again}"
@@ -149,7 +150,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False)  # a string or a number of JSON is one of TOML
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -19,6 +19,7 @@ from ..engines.families import FAMILIES, attending_layers, expert_count, head_wi
 from ..engines.quantized import READERS, bits_kept
 from ..engines.ropes import rotation_bytes
 from ..errors import BadInput
+from ..formats import byte_size
 from ..system.hardware import compute_dtype, free_memory
 from .checkpoint import Checkpoint
 from .configuration import context_of, empty_model
@@ -274,8 +275,8 @@ def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> Non
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if needed > free:
         raise BadInput(
-            f"The keys and values of {len(lanes)} lanes of {tokens:,} tokens take {needed / 1e9:.1f} GB of memory, but "
-            f"{free / 1e9:.1f} GB are free: race fewer lanes, or write fewer tokens."
+            f"The keys and values of {len(lanes)} lanes of {tokens:,} tokens take {byte_size(needed)} of memory, but "
+            f"{byte_size(free)} are free: race fewer lanes, or write fewer tokens."
         )
 
 
@@ -330,6 +331,6 @@ def _too_large(models: Sequence[Checkpoint], needed: int, free: int, what: str) 
     names = " and ".join(str(model.source) for model in models)
     need = "needs" if len(models) == 1 else "need"
     return LoadError(
-        f"{names} {need} {needed / 1e9:.1f} GB of {what}, but {free / 1e9:.1f} GB are free. "
+        f"{names} {need} {byte_size(needed)} of {what}, but {byte_size(free)} are free. "
         "Choose a smaller preset, or run it on a machine with more."
     )

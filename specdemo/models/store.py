@@ -14,6 +14,7 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
+from ..formats import byte_size
 from ..system.folders import cache_folder
 
 Progress = Callable[[float | None, str], None]
@@ -29,7 +30,7 @@ def ignore(fraction: float | None, words: str) -> None:
 def report_bytes(progress: Progress, what: object, arrived: int | None, size: int) -> None:
     """Report how much of a download has arrived, in bytes; None if that is not known."""
     share = None if arrived is None else min(arrived / size, 1.0)
-    progress(share, f"downloading {what} ({size / 1e6:.0f} MB)")
+    progress(share, f"downloading {what} ({byte_size(size)})")
 
 
 class LoadError(RuntimeError):
@@ -120,7 +121,7 @@ def check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise LoadError(
-            f"The weights need {needed / 1e9:.1f} GB of disk space in {folder}, but {free / 1e9:.1f} GB are free. "
+            f"The weights need {byte_size(needed)} of disk space in {folder}, but {byte_size(free)} are free. "
             "Free some, or set SPECDEMO_CACHE to a folder on another disk."
         )
 

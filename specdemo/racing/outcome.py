@@ -12,7 +12,7 @@ from .compare import Comparison, Texts, first_to_part, tokens_of, worst
 from .figures import MUCH, LaneFigures, ReaderFigures
 from .request import PLAIN, SPECULATIVE, DraftedLane
 from .trace import Entry
-from .verdict import Verdict
+from .verdict import LaneVerdict
 from .weights import NOWHERE, memory_rate_of, memory_share
 from .words import sentence
 
@@ -35,7 +35,7 @@ class Outcome:
     """
 
     lanes: Mapping[str, LaneFigures]
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    verdicts: Mapping[str, LaneVerdict] = field(default_factory=dict)
     badge: Mapping[str, str] = field(default_factory=dict)
     sentence: str = ""
     stopped: bool = False
@@ -63,16 +63,16 @@ class Outcome:
         figures = {lane: LaneFigures.of(entry.event for entry in entries if entry.lane == lane) for lane in lanes}
         stopped = any(lane.finish_reason is None for lane in figures.values())
         tokens = {lane: tokens_of(found.events) for lane, found in figures.items()}
-        verdicts, badges = dict[str, Verdict](), dict[str, dict[str, str]]()
+        verdicts, badges = dict[str, LaneVerdict](), dict[str, dict[str, str]]()
         for lane, other in (pairs or {lane: alone for lane in lanes if alone not in (None, lane)}).items():
             texts = Texts(tokens[other], tokens[lane], settings, lanes[lane], environment, stopped)
             badges[lane] = texts.badge
-            verdicts[lane] = Verdict(figures[other], figures[lane], lanes[lane], texts.comparison, environment)
+            verdicts[lane] = LaneVerdict(figures[other], figures[lane], lanes[lane], texts.comparison, environment)
         if pairs:
             events = [(entry.lane, entry.event) for entry in entries]
             plain, drafted = (ReaderFigures.of_lanes({*group}, events) for group in (pairs.values(), pairs))
             parted = first_to_part(found.comparison for found in verdicts.values())
-            verdicts = {SPECULATIVE: Verdict(plain, drafted, lanes[next(iter(pairs))], parted)}
+            verdicts = {SPECULATIVE: LaneVerdict(plain, drafted, lanes[next(iter(pairs))], parted)}
         found = cls(figures, verdicts, worst(badges), stopped=stopped, environment=environment)
         badge = found.badge
         if pairs and badge["mark"] == "same":
@@ -101,7 +101,7 @@ class Outcome:
         return max(self.verdicts, key=lambda lane: self.verdicts[lane].speed_up or 0.0)
 
     @property
-    def best(self) -> Verdict:
+    def best(self) -> LaneVerdict:
         return self.verdicts[self.fastest]
 
     @property
@@ -142,7 +142,7 @@ class Outcome:
     def _json(self) -> dict[str, Any]:
         """All there is, ready for JSON; what shows a race leaves fields out.
 
-        In `verdicts` see `Verdict.as_dict`; `stats` are the figures of each lane, of several readers those of both
+        In `verdicts` see `LaneVerdict.as_dict`; `stats` are the figures of each lane, of several readers those of both
         groups.
         """
         long = bool(self.verdicts) and self.best.is_long

@@ -28,7 +28,7 @@ NEARLY_FREE = "prompt-lookup", "ngram", "lookup-ngram"  # drafters without a mod
 
 
 @dataclass
-class Verdict:
+class LaneVerdict:
     """The figures are of the time after the prompt. The unit of costs is the time that the target alone takes for a
     token. None or empty is not known; without a `speed_up` nothing is.
 

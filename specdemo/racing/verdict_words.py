@@ -1,4 +1,4 @@
-"""What a drafted lane showed, why, and what to do: the slots of `words` whose facts are a `Verdict`."""
+"""What a drafted lane showed, why, and what to do: the slots of `words` whose facts are a `LaneVerdict`."""
 
 from __future__ import annotations
 

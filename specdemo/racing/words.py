@@ -1,7 +1,7 @@
 """All sentences on a race: a table of the conditions under which each is said.
 
 A slot has rows in an order, and the first whose condition holds is said; of some slots all are. Conditions look at
-facts: a `Verdict`, the `Texts` of a badge, an `Outcome`, or what else the slot's user hands in. In a sentence
+facts: a `LaneVerdict`, the `Texts` of a badge, an `Outcome`, or what else the slot's user hands in. In a sentence
 `{name:format}` is what another slot says of the same facts, or one of these facts, in a format of `formatted`. Where it
 is empty, the space before it goes too.
 """

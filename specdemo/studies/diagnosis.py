@@ -262,8 +262,18 @@ GROUP: Figures = {
     "baseline_tokens_per_second": mean("baseline_tokens_per_second"),
 }
 OF_SAMPLE = (
-    *("prompt", "kind", "context", "tokens", "rounds", "drafts", "drafted", "tokens_per_second"),
-    *("first_token_seconds", "baseline_tokens_per_second", "speed_up", "same_text"),
+    "prompt",
+    "kind",
+    "context",
+    "tokens",
+    "rounds",
+    "drafts",
+    "drafted",
+    "tokens_per_second",
+    "first_token_seconds",
+    "baseline_tokens_per_second",
+    "speed_up",
+    "same_text",
 )
 OF_POSITION: Figures = {
     "drafts": total("drafts"),

@@ -23,7 +23,7 @@ from specdemo.racing.lanes import LaneText
 from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import CAUSES
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace
-from specdemo.racing.verdict import Verdict
+from specdemo.racing.verdict import LaneVerdict
 from specdemo.settings import AUTO
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.engine import Pauses, real_backend
@@ -123,7 +123,7 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
     shown = dict(zip(behind.locator("dt").all_inner_texts(), behind.locator("dd").all_inner_texts(), strict=True))
     plain, drafted = (LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
     environment = {"placement": PLACEMENT, "memory_rate": MEMORY_RATE}
-    found = Verdict(plain, drafted, DraftedLane("prompt-lookup", 4), environment=environment)
+    found = LaneVerdict(plain, drafted, DraftedLane("prompt-lookup", 4), environment=environment)
     assert shown == dict(found.as_dict()["numbers"])
     assert tells(sentence(page), f"{found.tokens:.1f} tokens target")
 
@@ -131,7 +131,7 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
 def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     page, entries = raced
     plain, drafted = (LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
-    found = Verdict(plain, drafted, DraftedLane("prompt-lookup", 4))
+    found = LaneVerdict(plain, drafted, DraftedLane("prompt-lookup", 4))
     assert found.draft_cost is not None
     assert found.check_cost is not None
     assert gist(headline(page)) == f"{found.speed_up:.2f}"

@@ -20,7 +20,7 @@ from specdemo.racing.outcome import Outcome
 from specdemo.racing.race import race
 from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.summary import summary
-from specdemo.racing.verdict import Verdict, noise
+from specdemo.racing.verdict import LaneVerdict, noise
 from specdemo.racing.weights import memory_share, weight_bytes
 from specdemo.racing.words import sentence, sentences
 from specdemo.settings import AUTO, Settings
@@ -53,26 +53,26 @@ def alone(passes: int = 99, seconds: float = PASS, other: float = 0.0) -> LaneFi
     return run([round_(0, 0, 0.0, seconds, other)] * passes)
 
 
-def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: LaneFigures | None = None) -> Verdict:
-    return Verdict(plain or alone(), run(rounds), asked)
+def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: LaneFigures | None = None) -> LaneVerdict:
+    return LaneVerdict(plain or alone(), run(rounds), asked)
 
 
-def action(found: Verdict) -> str:
+def action(found: LaneVerdict) -> str:
     return sentence("advice", found)
 
 
-def numbers(found: Verdict, **environment: Any) -> list[tuple[str, str]]:
+def numbers(found: LaneVerdict, **environment: Any) -> list[tuple[str, str]]:
     return [*sentences("numbers", replace(found, environment=environment)).items()]
 
 
-def notes(found: Verdict, same: bool | None = None, exact_rows: int = 0) -> list[str]:
+def notes(found: LaneVerdict, same: bool | None = None, exact_rows: int = 0) -> list[str]:
     comparison = None if same is None else Comparison(same, None if same else 3)
     judged = replace(found, comparison=comparison, environment={"exact_rows": exact_rows})
     return judged.as_dict()["notes"]
 
 
 def race_verdict(plain: LaneFigures, lane: LaneFigures, asked: DraftedLane | None = None) -> str:
-    return Verdict(plain, lane, asked).finding
+    return LaneVerdict(plain, lane, asked).finding
 
 
 def by_words(rows: list[Any], words: str) -> list[str]:
@@ -166,12 +166,12 @@ def test_what_is_within_the_noise_is_a_tie_without_advice() -> None:
 
 def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
     rows = {"eagle:4": round_(4, 3, 0.01), "ngram:4": round_(4, 2, 0.0052), "draft-model:1": round_(1, 1, 0.006)}
-    verdicts = {name: Verdict(alone(), run([row] * 40)) for name, row in rows.items()}
+    verdicts = {name: LaneVerdict(alone(), run([row] * 40)) for name, row in rows.items()}
     words = sentence("race", Outcome({}, verdicts))
     assert tells(words, "eagle:4 ngram:4 2.00× 4.0")
     assert tells(words, "draft-model:1 100%")
     assert sentence("race", Outcome({}, {"eagle:4": verdicts["eagle:4"]})) == verdicts["eagle:4"].finding
-    nothing = Verdict(run([]), run([]))
+    nothing = LaneVerdict(run([]), run([]))
     verdict = sentence("race", Outcome({}, {"a": nothing, "b": nothing}))
     assert tells(verdict, "lane a.")
     assert verdict.endswith(nothing.finding)
@@ -214,11 +214,11 @@ def test_a_text_that_parts_on_an_engine_that_is_not_exact(
 def test_what_a_server_does_not_tell_is_left_out() -> None:
     rounds = [replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(4, 1, 0.02)] * 50]
     plain = run([replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(0, 0)] * 50])
-    found = Verdict(plain, run(rounds))
+    found = LaneVerdict(plain, run(rounds))
     assert gist(found.finding) == "Slower 0.67× a 3.00 2.00 For"
     assert len([name for name, _ in numbers(found) if tells(name, "time round")]) == 1  # not what it is spent on
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
-    json.dumps(Verdict(alone(), run(merged)).as_dict(), allow_nan=False)
+    json.dumps(LaneVerdict(alone(), run(merged)).as_dict(), allow_nan=False)
 
 
 @given(
@@ -237,7 +237,7 @@ def test_advice_never_contradicts_the_figures(
 ) -> None:
     rounds = [round_(min(n, k), min(a, n, k), d if n else 0.0, v, o) for n, a, d, v, o in rows] * repeat
     plain, lane = run([round_(0, 0, 0.0, seconds) for seconds in passes * 5]), run(rounds)
-    found, asked = Verdict(plain, lane, DraftedLane(name, k)), DraftedLane(name, k)
+    found, asked = LaneVerdict(plain, lane, DraftedLane(name, k)), DraftedLane(name, k)
     assert found.speed_up == speed_up(plain, lane)
     if found.speed_up is None:
         return
@@ -259,7 +259,7 @@ def test_advice_never_contradicts_the_figures(
     if rates := re.search(r"few\D+(\d+)%\D+(\d+)%", words):
         assert int(rates[1]) <= int(rates[2])
     assert words.startswith("Tied") == (abs(found.speed_up - 1) <= found.noise)
-    json.dumps(Verdict(plain, lane, asked).as_dict(), allow_nan=False)
+    json.dumps(LaneVerdict(plain, lane, asked).as_dict(), allow_nan=False)
 
 
 # Races that were run ----------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
     assert found["sentence"] == verdict["sentence"]
     assert {gist(note).split()[0] for note in verdict["notes"][:1]} <= {"Acceptance", "A"}
     lanes = {lane: LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE)}
-    judged = Verdict(lanes[PLAIN], lanes[SPECULATIVE], DraftedLane("draft-model", 3))
+    judged = LaneVerdict(lanes[PLAIN], lanes[SPECULATIVE], DraftedLane("draft-model", 3))
     assert [tuple(row) for row in verdict["numbers"]] == numbers(judged)
     assert by_words(verdict["numbers"], "tokens round")[0] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
     assert len(judged.by_k) >= 3

@@ -26,7 +26,7 @@ from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
 from specdemo.racing.race import decoding_of, rule_for, start
-from specdemo.racing.verdict import Verdict
+from specdemo.racing.verdict import LaneVerdict
 from specdemo.racing.weights import bytes_of, experts_counted, experts_read
 from specdemo.settings import Settings
 from specdemo.system.hardware import UNQUANTIZED
@@ -243,7 +243,7 @@ def test_a_pass_over_more_rows_reads_more_experts() -> None:
     assert bytes_of(lane, {"bytes_per_pass": 7}) == bytes_of(lane, {"bytes_per_pass": 7, "experts": "8"}) == 7
 
     def figures() -> list[str]:
-        found = Verdict(plain, lane, environment=environment).as_dict()["numbers"]
+        found = LaneVerdict(plain, lane, environment=environment).as_dict()["numbers"]
         return [value for name, value in found if tells(name, "pass,")]
 
     assert figures()[0].startswith("10.000 GB")

@@ -16,11 +16,11 @@ from pathlib import Path
 from specdemo.racing.figures import LaneFigures
 from specdemo.racing.lanes import StopStrings
 from specdemo.racing.trace import read_trace, trace_lines
-from specdemo.racing.verdict import Verdict
+from specdemo.racing.verdict import LaneVerdict
 from specdemo.ui.replay.playable import playable
 header, entries = read_trace(trace_lines(Path(sys.argv[1])))
 lanes = [[entry.event for entry in entries if entry.lane == lane] for lane in ("plain", "speculative")]
-assert Verdict(*map(LaneFigures.of, lanes)).finding
+assert LaneVerdict(*map(LaneFigures.of, lanes)).finding
 header["drafter"], header["settings"]["temperature"] = "layer-skip", 0.0
 # Another last token makes the replay ask how exact the engine was.
 first = next(entry for entry in entries if entry.lane == "plain")

@@ -11,13 +11,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from specdemo.formats import byte_size
 from specdemo.models import report as reporting
 from specdemo.models import sizes as room
 from specdemo.models.checkpoint import Checkpoint
 from specdemo.models.loaded import load
 from specdemo.models.preset_models import find_models
 from specdemo.models.presets import Preset
-from specdemo.models.report import gigabytes, report_on
+from specdemo.models.report import report_on
 from specdemo.models.sizes import laid_out_bytes, least_memory, plan, text_bytes, weight_bytes
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
@@ -147,7 +148,7 @@ def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypa
     first, second, *_, on_disk, _ = report_on(preset, "float32", "cpu")
     assert tells(first, "engine eager, not exact")
     assert second == usual[1]
-    assert tells(on_disk, f"cannot hold {gigabytes(plan([target, draft]).on_disk)} case speculation")
+    assert tells(on_disk, f"cannot hold {byte_size(plan([target, draft]).on_disk)} case speculation")
     give_memory(monkeypatch, 1000)
     with refuses(LoadError, "smaller"):
         [*report_on(preset, "float32", "cpu")]

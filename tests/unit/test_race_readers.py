@@ -22,7 +22,7 @@ from specdemo.racing.race import start
 from specdemo.racing.request import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
 from specdemo.racing.summary import outcome_of, trace_header
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
-from specdemo.racing.verdict import Verdict, noise
+from specdemo.racing.verdict import LaneVerdict, noise
 from specdemo.settings import AUTO, MATCH, REJECTION, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.classes import LaneFigures, Loaded
@@ -261,7 +261,7 @@ def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float =
     ],
 )
 def test_the_verdict_is_on_all_readers_and_says_why(lane: LaneFigures, words: str) -> None:
-    found = Verdict(group(0.1), lane, DraftedLane("eagle", 4))
+    found = LaneVerdict(group(0.1), lane, DraftedLane("eagle", 4))
     assert words in gist(found.finding)
     if found.is_long:
         values = [

@@ -9,7 +9,7 @@ import pytest
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.racing.figures import counts_by_place, speed_up
 from specdemo.racing.outcome import Outcome
-from specdemo.racing.verdict import Verdict
+from specdemo.racing.verdict import LaneVerdict
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from tests.harness.classes import LaneFigures
 
@@ -90,13 +90,13 @@ def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, s
 
 
 def race_verdict(plain: LaneFigures, speculative: LaneFigures) -> str:
-    return Verdict(plain, speculative).finding
+    return LaneVerdict(plain, speculative).finding
 
 
 def test_the_headline_of_a_lane_without_figures_is_the_beginning_of_its_sentence() -> None:
-    short = Verdict(lane(4, 1, 0.1, []), lane(2, 2, 0.1, [A]))
+    short = LaneVerdict(lane(4, 1, 0.1, []), lane(2, 2, 0.1, [A]))
     assert tells(Outcome({}, {"speculative": short}).ending()["headline"], "2.00× fast")
-    nothing = Verdict(LaneFigures(), LaneFigures())
+    nothing = LaneVerdict(LaneFigures(), LaneFigures())
     for verdicts in ({"speculative": nothing}, {}):
         assert Outcome({}, verdicts).ending()["headline"] == ""
 

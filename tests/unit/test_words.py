@@ -16,7 +16,7 @@ from specdemo.racing.figures import LaneFigures, ReaderFigures
 from specdemo.racing.outcome import Outcome
 from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import Ending, FirstGuesses
-from specdemo.racing.verdict import Verdict
+from specdemo.racing.verdict import LaneVerdict
 from specdemo.racing.words import TABLE, sentence, sentences
 from specdemo.settings import REJECTION, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
@@ -30,8 +30,8 @@ EXPERTS = {"count": 8, "used": 2, "bytes": 10**8}
 PARTED = Comparison(False, 3)
 
 
-def judged(rounds: list[Round], request: DraftedLane | None = EAGLE, plain: Any = None, **fields: Any) -> Verdict:
-    return Verdict(plain or alone(), run(rounds), request, **fields)
+def judged(rounds: list[Round], request: DraftedLane | None = EAGLE, plain: Any = None, **fields: Any) -> LaneVerdict:
+    return LaneVerdict(plain or alone(), run(rounds), request, **fields)
 
 
 def untimed(rounds: list[Round]) -> list[Round]:
@@ -45,8 +45,8 @@ def readers(seconds: float, k: int = 0, accepted: int = 0, draft: float = 0.0, r
     return found
 
 
-def verdicts() -> Iterator[Verdict]:
-    yield from (judged([], plain=run([])), Verdict(LaneFigures(), LaneFigures()), judged([round_(4, 2)] * 3))
+def verdicts() -> Iterator[LaneVerdict]:
+    yield from (judged([], plain=run([])), LaneVerdict(LaneFigures(), LaneFigures()), judged([round_(4, 2)] * 3))
     yield from (judged([round_(0, 0)] * 99), judged([round_(0, 0, verify=0.008)] * 99))
     for row in (
         round_(4, 0, 0.005, 0.011),
@@ -77,7 +77,7 @@ def verdicts() -> Iterator[Verdict]:
         lanes = [alone(40), run([round_(4, 3, 0.001)] * 40)]
         for lane, seconds in zip(lanes, (read_first, other), strict=True):
             lane.ttft_seconds, lane.seconds = seconds, lane.seconds + seconds
-        yield Verdict(lanes[0], lanes[1])
+        yield LaneVerdict(lanes[0], lanes[1])
     yield from (judged(FALLS), judged([round_(4, 3)] * 40, plain=run(SLOWING)))
     yield judged([round_(4, 3)] * 40, plain=run(SLOWING, prompt_tokens=1000))
     for rows in (0, 3):
@@ -89,8 +89,8 @@ def verdicts() -> Iterator[Verdict]:
         readers(0.1),
         readers(0.125),
     ):
-        yield Verdict(readers(0.1), group, EAGLE)
-    yield from (Verdict(readers(0.1), readers(0.1, 4, 4, rounds=1)), Verdict(readers(0.1), readers(0.2, 4, 1)))
+        yield LaneVerdict(readers(0.1), group, EAGLE)
+    yield from (LaneVerdict(readers(0.1), readers(0.1, 4, 4, rounds=1)), LaneVerdict(readers(0.1), readers(0.2, 4, 1)))
 
 
 def texts() -> Iterator[Texts]:
@@ -119,7 +119,7 @@ def outcomes() -> Iterator[Outcome]:
     lanes = {name: judged([row] * 40) for name, row in rows.items()}
     yield from (Outcome({}, lanes), Outcome({}, {"a": lanes["a"]}), Outcome({}, {"a": judged([round_(4, 2)] * 3)}))
     for count, stopped in ((2, True), (4, True), (2, False), (4, False)):
-        yield Outcome({}, {"a": Verdict(LaneFigures(), LaneFigures(readers=count))}, stopped=stopped)
+        yield Outcome({}, {"a": LaneVerdict(LaneFigures(), LaneFigures(readers=count))}, stopped=stopped)
 
 
 def guesses() -> Iterator[Guess]:
