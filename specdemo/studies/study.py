@@ -116,9 +116,10 @@ class Study:
 
     @classmethod
     def _of_servers(cls) -> set[str]:
-        """The fields in groups with addresses."""
-        groups = {field.group for field in cls.fields if field.kind in OF_SERVERS}
-        return {field.name for field in cls.fields if field.group in groups}
+        """The fields of the form in groups with addresses."""
+        shown = [field for field in cls.fields if field.shown_in != COMMAND]
+        groups = {field.group for field in shown if field.kind in OF_SERVERS}
+        return {field.name for field in shown if field.group in groups}
 
     @classmethod
     def options(cls) -> list[Field]:

@@ -11,6 +11,7 @@ from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.errors import BadInput
 from specdemo.studies.checks import Lossless
 from specdemo.studies.explain import Theory
+from specdemo.studies.lab import STUDIES
 from specdemo.studies.prompts import Prompt, readable
 from specdemo.studies.study import Study
 from specdemo.tokens import Draft
@@ -62,6 +63,21 @@ def test_what_is_measured_is_drawn_with_all_its_lines(loaded: Loaded, study: typ
     for plot, rows in (pair for section in sections if section for pair in section.plots):
         assert all(any(column in row for row in rows) for column in plot.figures), plot.title
     assert all(any(figures) for _, figures in filter(None, drawn(sections)))
+
+
+OF_SERVERS = {
+    "check": {"server", "server_key", "baseline", "baseline_key", "at_once", "context"},
+    "causes": {"server", "server_key"},
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_where_no_server_may_be_named_only_the_fields_of_servers_are_missing(name: str) -> None:
+    study = STUDIES[name]
+    form, left = ({field.name for field in study.form(servers)} for servers in (True, False))
+    assert form - left == OF_SERVERS.get(name, set())
+    with pytest.raises(BadInput):
+        study.read({})
 
 
 def test_prompts_that_a_model_cannot_read_are_told_apart() -> None:
