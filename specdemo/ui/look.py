@@ -8,7 +8,7 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from .health import health_routes
-from .mcp import CallNumbers, only_tools
+from .mcp import ToolCalls
 from .replay.routes import replay_routes
 from .runs import Runs
 from .serving.entry import RequestGuard
@@ -35,7 +35,6 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
     return {
         "mcp_server": tools,
         "app_kwargs": {
-            **({"lifespan": only_tools} if tools else {}),
             "routes": [
                 stream_route(runs),
                 status_route(runs),
@@ -46,7 +45,7 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
             ],
             "middleware": [
                 Middleware(RequestGuard),
-                *([Middleware(CallNumbers)] if tools else []),
+                *([Middleware(ToolCalls)] if tools else []),
                 Middleware(PageHead, first=script_tags(), last=style_tags() + FONTS, runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),
             ],

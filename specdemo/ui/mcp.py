@@ -7,8 +7,8 @@ are for a reader who has never seen this program.
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -54,21 +54,15 @@ def check_available() -> None:
 
 
 def add_tools(engine: Engine, runs: Runs, budgets: Budgets) -> None:
-    """Add the endpoints of the tools to the page that is being built. `only_tools` makes tools of them alone."""
+    """Add the endpoints of the tools to the page that is being built, before others of the same name: Gradio gives
+    each endpoint the name of its function as a tool, and a later one of the same name a number."""
     for name, tool in tools(engine, runs, budgets).items():
         gr.api(tool, api_name=f"{PREFIX}{name}", **(MODEL if hasattr(tool, "job") else NO_LINE))
 
 
-@asynccontextmanager
-async def only_tools(app: Any) -> AsyncIterator[None]:
-    """The lifespan of a server whose only tools are those of `TOOLS`. Gradio would make one of every endpoint."""
-    server = app.get_blocks().mcp_server_obj
-    server.tool_to_endpoint = {f"{server.tool_prefix}{name}": f"/{PREFIX}{name}" for name in TOOLS}
-    yield
-
-
-class CallNumbers:
-    """Middleware that numbers the calls of tools, and notes which are open."""
+class ToolCalls:
+    """Middleware that numbers the calls of tools, and notes which are open. Gradio would make a tool of every endpoint,
+    but chooses those that an address names: here it names those of `TOOLS`."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -80,8 +74,11 @@ class CallNumbers:
         call = secrets.token_hex(8)
         calls.add(call)
         others = [header for header in scope["headers"] if header[0] != CALL.encode()]
+        prefix = scope["app"].get_blocks().mcp_server_obj.tool_prefix  # the name of a Space
+        only = "tools=" + ",".join(f"{prefix}{name}" for name in TOOLS)
+        named = {"headers": [*others, (CALL.encode(), call.encode())], "query_string": only.encode()}
         try:
-            await self._app({**scope, "headers": [*others, (CALL.encode(), call.encode())]}, receive, send)
+            await self._app({**scope, **named}, receive, send)
         finally:  # also when the connection is closed
             calls.remove(call)
 

@@ -78,9 +78,9 @@ def build_page(
             runs.leave(request.session_hash)
 
         page.unload(leave)
-        api.add_endpoints(engine, runs, budgets)
         if tools:
             mcp.add_tools(engine, runs, budgets)
+        api.add_endpoints(engine, runs, budgets)
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
     runs.engine, runs.most_watchers = engine, budgets.watchers
     runs.place, runs.heard = (lambda session: place_of(page, session)), (lambda session: is_heard(page, session))
