@@ -43,8 +43,7 @@ HEADS = ("eagle", "p-eagle", "block", "dspark", "dflash2", "medusa")  # the draf
 NAME = r'("(?:[^"\\]|\\.)*"|[^"]+?)'  # of a model or a head; in quotes if it contains a separator
 PAIR = re.compile(f"{NAME}(?:{re.escape(AND)}{NAME})?", re.DOTALL)
 HEADED = re.compile(f"(.+){WITH}({'|'.join(HEADS)}) {NAME}", re.DOTALL)
-CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
-HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
+CATEGORIES = ("facts", "code", "quoting", "plays", "lists", "poem", "dialogue", "story")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets, wire_run
 from .replay.routes import attracting_files, opening_file
-from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
 from .serving.queue import Page
@@ -66,8 +65,6 @@ def build_page(
                 servers = add_check(engine, runs, form, top, budgets)
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
-            with gr.Tab("Replay", id="replay-tab"):
-                add_replay(runs)
         wire_run(engine, runs, form, servers, budgets)
         wire_presets(engine, form, top, budgets)
         for filled in (fill_from_link(page, engine, form, notes, budgets), filled_again):

@@ -10,8 +10,7 @@ export const mountTop = (element, props, watch, trigger) => {
   document.body.classList.toggle("dark", isDark());
   const top = sd.clone("sd-top").firstElementChild;
   element.replaceChildren(top);
-  const { stage: toStage, dark, help, retry, progress, model, facts } = sd.parts(top);
-  toStage.addEventListener("click", () => page.stage.toggle());
+  const { dark, help, retry, progress, model, facts } = sd.parts(top);
   dark.addEventListener("click", toggleDark);
   help.addEventListener("click", showHelp);
   retry.addEventListener("click", () => trigger("retry"));
@@ -20,7 +19,8 @@ export const mountTop = (element, props, watch, trigger) => {
     const { stage, words, notes, fraction } = shown(status, props.titles);
     top.dataset.stage = stage;
     sd.put(model, stage === "ready" || stage === "other" ? words : sentence(words));
-    sd.put(facts, notes);
+    sd.put(facts, stage === "ready" ? "" : notes);
+    top.querySelector(".sd-status").title = notes;
     retry.hidden = stage !== "failed";
     progress.hidden = stage !== "loading";
     if (fraction === null) progress.removeAttribute("value");

@@ -5,42 +5,29 @@ import { openRace } from "../share/links.js";
 
 // --- the examples
 
-const SHOWN = 3; // of a kind, until one asks for more
+const last = { kind: null, at: 0, prompt: "" }; // that was shown
 
-export const mountExamples = (element, props, watch, trigger) => {
-  const [categories, prompts] = [["sd-categories", "Kinds of examples"], ["sd-prompts", "Examples"]].map(([name, label]) =>
-    Object.assign(sd.make("div", name), { role: "group", ariaLabel: label }),
-  );
-  const pick = (prompt) => {
-    props.value = prompt;
-    trigger("pick");
-  };
-  let shown = []; // of the kind that is open
-  /** Put an example of the kind that is open into the form, by its place; it resolves when it is there. */
-  page.pick = async (at) => {
-    const prompt = shown[at % shown.length];
-    pick(prompt);
-    const field = document.querySelector("#prompt textarea");
-    for (let frames = 0; field.value !== prompt && frames < 60; frames++) await new Promise(requestAnimationFrame);
-  };
-  const open = (category) => {
-    shown = props.prompts[category];
-    for (const button of categories.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.textContent === category));
-    const chips = shown.map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt }));
-    const rest = chips.splice(SHOWN);
-    const more = sd.button("sd-chip sd-more", `${rest.length} more`, () => {
-      more.replaceWith(...rest);
-      rest[0].focus();
-    });
-    prompts.replaceChildren(...chips, ...(rest.length ? [more] : []));
-  };
-  for (const category of Object.keys(props.prompts)) {
-    if (category === props.hard[0]) categories.append(sd.make("span", "sd-hard", "Harder to guess:"));
-    categories.append(sd.button("sd-category", category, () => open(category)));
-  }
-  element.replaceChildren(categories, prompts);
-  const first = categories.querySelector("button");
-  if (first) open(first.textContent);
+/** The next example of a kind, for the prompt. */
+export const example = ([kind, prompts]) => {
+  last.at = kind === last.kind ? last.at + 1 : 0;
+  last.kind = kind;
+  return (last.prompt = prompts[last.at % prompts.length]);
+};
+
+/** Put an example of the kind that was chosen last into the form, by its place; it resolves when it is there. */
+export const pick = async (at) => {
+  const kinds = [...document.querySelectorAll("#examples button")];
+  const field = document.querySelector("#prompt textarea");
+  last.kind ??= kinds[0].textContent.trim().toLowerCase();
+  Object.assign(last, { at: at - 1, prompt: null });
+  kinds.find(({ textContent }) => textContent.trim().toLowerCase() === last.kind).click();
+  for (let frames = 0; field.value !== last.prompt && frames < 60; frames++) await new Promise(requestAnimationFrame);
+};
+
+/** The line that opens the settings; `settings_in_short` writes the same. */
+export const inShort = ([drafter, k, auto, tree, temperature]) => {
+  const size = sd.draftSize({ k: auto ? "auto" : k, tree });
+  return { label: `${drafter}, ${size}, temperature ${temperature}: change`, __type__: "update" };
 };
 
 // --- links: they fill the form and never run anything
@@ -108,9 +95,10 @@ export const opened = (known, values) => {
 
 const FRAMES = 60; // in which a tab opens
 
-/** Open the tab of the form, ready to press Run. */
+/** Open the tab of the form with the race, ready to press Run. */
 export const showRace = async () => {
   sd.openTab("Race");
+  document.querySelector("#stage").toggleAttribute("data-recordings", false);
   window.scrollTo(0, 0); // Check may have been scrolled; to Run only as far as needed
   const run = document.querySelector("#run");
   for (let frames = 0; document.activeElement !== run && frames < FRAMES; frames++) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -11,13 +12,12 @@ import gradio as gr
 
 from ...drafters.names import DRAFTERS
 from ...drafters.names import menu as drafters
-from ...models.presets import HARD, Defaults, Preset
+from ...models.presets import Defaults, Preset
 from ...models.results import describe_results
 from ...racing.request import AT_ONCE, TREE
 from ...racing.trace import Request
 from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting
-from ..part import Part
 from .request import read_request
 
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
@@ -25,6 +25,8 @@ MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 ASKED = [name for name in SETTINGS if name != "rule"]
 FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES), AT_ONCE.name
 NUMBERS = "whole", "number"  # kinds of fields
+IN_SHORT = "drafter", "k", "auto", "tree", "temperature"  # settings that a race is called by
+KINDS = 4  # of examples on the page
 NO_LANE = ""
 LANE_CHOICES = [("No lane", NO_LANE), *(choice for choice in drafters() if choice[1] != "none")]  # of one more lane
 CHAT, RAW = "chat", "raw"
@@ -55,13 +57,10 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         placeholder="Ask something, or pick an example.",
         elem_id="prompt",
     )
-    form["examples"] = Part(
-        "mountExamples",
-        ("pick",),
-        prompts=dict(prompts),
-        hard=[category for category in prompts if category in HARD],
-        elem_id="examples",
-    )
+    with gr.Row(elem_id="examples"):
+        for kind, texts in [*prompts.items()][:KINDS]:
+            example = gr.Button(kind.capitalize(), size="sm", variant="secondary", min_width=60)
+            example.click(None, None, form["prompt"], js=f"() => specdemo.example({json.dumps([kind, texts])})")
     form["raced"] = gr.Radio(
         [("The preset", OF_PRESET), ("Your server", OF_SERVER)],
         value=OF_PRESET,
@@ -73,9 +72,19 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
-    with gr.Accordion("Settings: drafter, K, temperature, model", open=False, elem_id="settings"):
+    with gr.Accordion(
+        settings_in_short(*(chosen[name] for name in IN_SHORT)), open=False, elem_id="settings"
+    ) as settings:
         _add_settings(form, presets, chosen, budgets)
+    shown = [form[name] for name in IN_SHORT]
+    gr.on([field.change for field in shown], None, shown, settings, js="(...values) => specdemo.inShort(values)")
     return form
+
+
+def settings_in_short(drafter: str, k: float, auto: bool, tree: bool, temperature: float) -> str:
+    """The line that opens the settings. `inShort` in form.js writes the same."""
+    size = f"{'trees, ' if tree else ''}K auto" if auto else f"trees of {k:g}" if tree else f"K {k:g}"
+    return f"{drafter}, {size}, temperature {temperature:g}: change"
 
 
 def _add_settings(
@@ -100,17 +109,7 @@ def _add_settings(
             elem_id="k",
         )
         form["auto"] = gr.Checkbox(chosen["auto"], label="auto", scale=0, min_width=80, elem_id="auto")
-        form["tree"] = gr.Checkbox(tree, label="tree", scale=0, min_width=80, elem_id="tree")
     form["k"].input(None, None, form["auto"], js="() => false")
-    form["tree"].change(None, [form["tree"], form["k"]], form["k"], js=SIZE_K)
-    form["readers"] = gr.Radio(
-        list(AT_ONCE.choices), value=AT_ONCE.value, label=AT_ONCE.label, info=AT_ONCE.info, elem_id="readers"
-    )
-    with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
-        for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
-            with gr.Row():
-                form[lane] = gr.Dropdown(LANE_CHOICES, value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane)
-                form[lane_k] = gr.Dropdown(K_CHOICES, value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k)
     with gr.Row(elem_id="temperature-row"):
         bounds = {"minimum": SETTINGS["temperature"].low, "maximum": SETTINGS["temperature"].high}
         form["temperature"] = _number("temperature", temperature, gr.Slider, buttons=[], **bounds)
@@ -123,10 +122,8 @@ def _add_settings(
             elem_classes=[] if temperature else ["sd-off"],
         )
     form["temperature"].change(None, form["temperature"], None, js=HIDE_MATCH)
-    with gr.Row():
-        tokens = chosen["max_new_tokens"]
-        form["max_new_tokens"] = _number("max_new_tokens", tokens, info=f"1 to {budgets.new_tokens:,}.")
-        form["seed"] = _number("seed", info="For random draws.", min_width=80)
+    tokens = chosen["max_new_tokens"]
+    form["max_new_tokens"] = _number("max_new_tokens", tokens, info=f"1 to {budgets.new_tokens:,}.")
     form["preset"] = gr.Dropdown(
         menu(presets),
         value=first.name,
@@ -135,6 +132,15 @@ def _add_settings(
         elem_id="preset",
     )
     with gr.Accordion("More settings", open=False, elem_id="more"):
+        form["tree"] = gr.Checkbox(tree, label="Draft trees", info="Guesses that branch.", elem_id="tree")
+        for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
+            with gr.Row():
+                form[lane] = gr.Dropdown(LANE_CHOICES, value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane)
+                form[lane_k] = gr.Dropdown(K_CHOICES, value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k)
+        form["readers"] = gr.Radio(
+            list(AT_ONCE.choices), value=AT_ONCE.value, label=AT_ONCE.label, info=AT_ONCE.info, elem_id="readers"
+        )
+        form["seed"] = _number("seed", info="For random draws.", min_width=80)
         form["mode"] = gr.Radio(
             [("Chat template", CHAT), ("Raw text", RAW)],
             value=chosen["mode"],
@@ -152,6 +158,7 @@ def _add_settings(
             form |= {name: _number(name) for name in ASKED if name not in form and SETTINGS[name].kind in NUMBERS}
         form["stop"] = gr.Textbox("", label="Stop strings, one per line", lines=2, max_lines=4, elem_id="stop-strings")
         form["grammar"] = gr.Textbox("", label=SETTINGS["grammar"].label, lines=2, max_lines=8, elem_id="grammar")
+    form["tree"].change(None, [form["tree"], form["k"]], form["k"], js=SIZE_K)
 
 
 def _number(name: str, value: float | None = None, control: Callable[..., Any] = gr.Number, **more: Any) -> Any:

@@ -16,13 +16,6 @@ const NEXT = [
   ["read", 1.6, ["Another round: the drafter guesses, and one pass checks it all."]],
   ["add", 2.4, ["If all are right, the same pass gives one more token: ", ["b", "bonus"], "."]],
 ];
-const SHORT = [
-  ["The drafter guesses the next tokens."],
-  ["One pass of the target checks them all."],
-  ["Right guesses are ", ["a", "accepted"], "."],
-  ["The first wrong one is ", ["x", "rejected"], "; the target's own token takes its place: ", ["r", "corrected"], ". Later ones are ", ["u", "untested"], "."],
-  ["If all are right, there is one more token: ", ["b", "bonus"], "."],
-];
 const RACE = [3.4, ["Now the race. Alone, the target needs a pass for every token; with the drafter, fewer passes do."]];
 const ENDS = [3.4, ["Every word is checked by the target, so the text stays the same. Only the time gets less."]];
 const HOW_ON = "Press Esc to skip it, Space to pause it, or Run to start your own.";
@@ -53,7 +46,7 @@ export class Opening {
   /** `data` is a recording with the lanes of a usual race, see playable.py. */
   constructor(race, data) {
     const { request: { preset, drafter }, facts: { cores, device_name: device }, lanes } = data;
-    const about = `A race of ${preset} with ${drafter}, recorded on ${cores} cores of ${device} and slowed down. ${HOW_ON}`;
+    const about = `A race of ${preset} with ${drafter}, recorded on ${cores} cores of ${device}.`;
     Object.assign(this, { race, about, scenes: scenes(lanes), figure: new Figure(race.parts.figure), exactness: data.end.exactness });
     race.show.load(data, null);
   }
@@ -75,7 +68,7 @@ export class Opening {
     if (round) this.figure.show(round, phase);
     else this.figure.hide();
     this.race.say("opening");
-    this.race.words("", this.about);
+    this.race.words("", `${this.about} ${HOW_ON}`);
     this.race.parts.sentence.replaceChildren(...spans(words));
     this.tick();
   }
@@ -113,11 +106,8 @@ export class Opening {
     race.show.seek(Infinity);
     race.say("opened");
     const { plain, speculative } = race.lanes;
-    race.words(`The target wrote the same text in ${speculative.passes} passes instead of ${plain.passes}.`);
+    race.words(`The target wrote the same text in ${speculative.passes} passes instead of ${plain.passes}.`, this.about);
     race.badge(this.exactness.title, this.exactness.mark);
-    const list = sd.make("ol", "sd-captions");
-    for (const words of SHORT) list.appendChild(sd.make("li")).append(...spans(words));
-    race.parts.why.replaceChildren(list);
     race.drawNow();
     race.moved();
   }

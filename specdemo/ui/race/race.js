@@ -14,9 +14,9 @@ import { Wall, readersOf } from "./wall.js";
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
+const LEGEND = "arbx"; // the kinds of tokens that are always shown; the help names all
 const IN_SIGHT = 100; // px of the lanes that must be in the window
 const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
-const COUNTED = "They are counted where there is a drafter.";
 const HOW = [
   "K and temperature",
   "K is how many tokens the drafter guesses in a round; auto chooses it for every round. At temperature 0 the target always takes its likeliest token; above 0 it draws one by its probabilities.",
@@ -50,6 +50,7 @@ export class Race extends Job {
     this.legend();
     this.charts = new Charts(this.parts);
     this.show = new Show(this, () => this.moved());
+    this.state = "idle";
     this.listen();
     tooltips(element);
     this.say("idle");
@@ -84,7 +85,9 @@ export class Race extends Job {
       skip: () => (this.state === "opened" ? this.opening.play(true) : this.skip()),
       again: () => page.showReplay(),
       share: () => page.share?.open(),
+      recordings: () => page.showRecordings(),
       watch: () => page.showSharing(),
+      stage: () => page.stage.toggle(),
     };
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
     this.root.addEventListener("round", ({ detail: at }) => this.openRound(at));
@@ -92,7 +95,7 @@ export class Race extends Job {
 
   /** Step through the round that ends at a time. */
   openRound(at) {
-    if (!this.parts.again.disabled) page.showReplay(at);
+    if (this.is("ended")) page.showReplay(at);
   }
 
   /** The page is open: the arena goes to its place there, if it has begun in front of it, see ahead.js. */
@@ -121,10 +124,10 @@ export class Race extends Job {
 
   legend() {
     this.legendCounts = {};
-    for (const [code, name, words] of sd.KINDS) {
+    for (const [code, name, words] of sd.KINDS.filter(([code]) => LEGEND.includes(code))) {
       const count = (this.legendCounts[code] = sd.make("b", "", "0"));
       const item = sd.make("li", "", sd.make("span", `tok ${code}`, name), count);
-      this.parts.legend.append(Object.assign(item, { tabIndex: 0, sdWhy: [name, `${words} ${COUNTED}`] }));
+      this.parts.legend.append(Object.assign(item, { sdWhy: [name, words] }));
     }
   }
 
@@ -160,18 +163,22 @@ export class Race extends Job {
     const { show, parts } = this;
     const opened = this.is("opened");
     sd.put(parts.scale, this.is("opening", "opened") ? "A recording." : show.scale);
-    parts.next.hidden = show.pace !== "rounds";
-    parts.next.disabled = !show.waits || !this.is("running", "showing");
+    parts.next.hidden = show.pace !== "rounds" || !this.is("running", "showing");
+    parts.next.disabled = !show.waits;
     parts.hold.hidden = !this.is("opening");
     sd.put(parts.hold, this.opening?.held ? "Go on" : "Pause");
-    parts.skip.disabled = !this.is("showing", "opening", "opened");
+    parts.skip.hidden = !this.is("showing", "opening", "opened");
     sd.put(parts.skip, opened ? "Again" : "Skip");
+    parts.again.hidden = !this.is("ended");
+    parts.share.hidden = !this.is("ended", "opened");
   }
 
   say(state) {
     this.state = state;
     this.root.dataset.state = state;
-    this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
+    this.parts.front.inert = this.is("idle", "opening"); // there is nothing to read yet
+    if (this === page.race) document.querySelector("#stage")?.toggleAttribute("data-busy", this.busy); // then there is a Stop
+    this.moved();
   }
 
   words(sentence, more = "") {
@@ -205,9 +212,7 @@ export class Race extends Job {
       const words = told.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
       return [...words.map((text) => sd.make("p", "", text)), list];
     });
-    this.parts.behind.lastElementChild.replaceChildren(...parts);
-    this.parts.behind.toggleAttribute("data-empty", !parts.length);
-    if (!parts.length) this.parts.behind.open = false;
+    this.parts.numbers.replaceChildren(...parts);
   }
 
   /** Run was pressed, maybe by its key far from the arena; nothing has come back yet. */
@@ -218,6 +223,7 @@ export class Race extends Job {
     this.values = values;
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
+    document.querySelector("#stage").toggleAttribute("data-recordings", false);
     if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
@@ -298,7 +304,6 @@ export class Race extends Job {
     Object.assign(this.parts.how, { tabIndex: 0, sdWhy: HOW });
     this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
-    this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";
     if (this.show.measures) this.words("Measuring the race.", ON_ITS_CORES);
@@ -318,7 +323,6 @@ export class Race extends Job {
     this.behind(verdicts);
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${short} ${end.exactness.title}. ${end.headline && end.sentence}`.trim();
-    this.parts.again.disabled = false;
     this.wall?.drawFigures(["plain", "speculative"].map((group) => end.stats[group].tokens_per_second_of_all));
     this.charts.show(end.stats, end.speed_ups, true);
     this.say("ended");

@@ -57,7 +57,7 @@ export class Stage {
   async run(at) {
     if (BUSY.includes(page.race.state)) return;
     this.example = at;
-    await page.pick?.(at);
+    await page.pick(at);
     press("run");
   }
 

@@ -20,6 +20,7 @@ from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
+from ..replay.tab import add_replay
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, OF_PRESET, OF_SERVER, STARTING, add_form, begin_with, describe, of_link, read_form
@@ -55,8 +56,8 @@ def add_race(
                 attract=list(attract),
                 elem_id="race",
             )
+            add_replay(runs)
     form["halt"].click(None, js="() => specdemo.race.stop()")
-    form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
     form["preset"].change(None, None, form["raced"], js=f"() => '{OF_PRESET}'")
     return form
 

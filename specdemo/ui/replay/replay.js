@@ -1,4 +1,4 @@
-// The player of the Replay tab: feeds the messages of a race to an arena by the clock of the recording (see replay.py).
+// The player of recordings, in the place of the race: feeds the messages of a race to an arena by the clock of the recording (see replay.py).
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { Race } from "../race/race.js";
@@ -45,13 +45,11 @@ class Replay {
     this.race.openRound = (at) => this.openRound(at);
     this.which = this.parts.which;
     this.chosen = ""; // what is shown, by its name in the list
+    this.opens = null; // when the round ends that is to be stepped through
     this.fill(props.recordings);
     this.buttons();
     this.speed(1);
     this.ready(false);
-    if (page.replayFirst) this.take(page.replayFirst);
-    else if (page.replayLast) this.last();
-    else this.choose();
   }
 
   fill(recordings) {
@@ -70,6 +68,7 @@ class Replay {
     parts.file.addEventListener("change", () => this.upload(parts.file));
     parts.scrub.addEventListener("input", () => this.go(Number(parts.scrub.value)));
     const clicks = {
+      leave: () => page.showRace(),
       open: () => parts.file.click(),
       play: () => this.toggle(),
       restart: () => this.go(0),
@@ -103,11 +102,12 @@ class Replay {
     else if (name !== FILE) this.load(sd.fetched(`/recordings/${this.files[name]}`));
   }
 
-  /** The race that the other tab ran last. */
-  last() {
+  /** The race that was run last. */
+  last(at = null) {
     this.which.value = RACE;
+    this.opens = at;
     if (page.race?.traceRun) this.load(this.server.race(page.race.traceRun));
-    else this.refuse("No race has been run on this page yet. Run one on the tab Race.");
+    else this.refuse("No race has been run on this page yet. Go back and run one.");
   }
 
   async upload(input) {
@@ -159,8 +159,8 @@ class Replay {
     this.parts.scrub.max = this.end;
     this.ready(true);
     this.jump(0);
-    if (page.replayRound) this.openRound(page.replayRound);
-    page.replayRound = null;
+    if (this.opens !== null) this.openRound(Math.max(this.opens, this.rounds[0].at));
+    this.opens = null;
   }
 
   /** Step through the round that ends at a time. */
@@ -291,21 +291,20 @@ class Replay {
   }
 }
 
-/** Open the tab with the race that was run last; `at` is when the round to be stepped through ends. */
-page.showReplay = (at = null) => {
-  page.replayRound = at;
-  sd.openTab("Replay");
-  page.replayLast = true; // for a tab that has not been opened before
-  page.replay?.last();
+export const mountReplay = (element, props, watch, trigger, server) => (page.mountedReplay = [element, props, server]);
+
+/** The player, which is made when it is first needed. */
+export const player = () => (page.replay ??= new Replay(...page.mountedReplay));
+
+/** The player, shown in the place of the race. */
+const shown = () => {
+  sd.openTab("Race");
+  document.querySelector("#stage").toggleAttribute("data-recordings", true);
+  return player();
 };
 
-/** Open the tab with what is not in its list, see `take`. */
-page.openReplay = (answer) => {
-  sd.openTab("Replay");
-  page.replayFirst = answer;
-  page.replay?.take(answer);
-};
-
-export const mountReplay = (element, props, watch, trigger, server) => {
-  page.replay = new Replay(element, props, server);
-};
+page.showRecordings = () => shown().chosen || player().choose();
+/** Step through the race that was run last, from the round that ends at a time. */
+page.showReplay = (at = 0) => shown().last(at);
+/** Play what is not in the list, see `take`. */
+page.openReplay = (answer) => shown().take(answer);

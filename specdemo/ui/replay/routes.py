@@ -24,7 +24,7 @@ from .playable import playable_json, playable_request
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "presets" / "recordings"
 SUFFIX = ".jsonl.gz"
-OPENING = "code-3"  # of the prompt, the drafter and the K that the form begins with
+OPENING = "facts-4"  # of the prompt, the drafter and the K that the form begins with
 AT_ONCE = asyncio.Semaphore(2)  # files that are read at the same time; whoever comes next is asked to try again
 MOST_ARRIVING = 4 * MAX_TRACE  # bytes of all files that are being sent: those who send slowly hinder nobody
 BUSY = "Others are opening files just now. Try again in a moment."

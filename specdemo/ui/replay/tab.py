@@ -1,4 +1,4 @@
-"""The Replay tab: recorded races, played in the lanes of a race with no model loaded."""
+"""Recordings: races that are played in the lanes of a race with no model loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .routes import recordings
 
 
 def add_replay(runs: Runs) -> None:
-    """Add the contents of the tab to the page that is being built."""
+    """Add the player to the page that is being built: the page shows it in the place of the race."""
     Part(
         "mountReplay",
         server_functions=[_run_of(runs)],
