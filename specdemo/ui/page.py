@@ -17,6 +17,7 @@ from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets, wire_run
 from .replay.routes import attracting_files, opening_file
+from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
 from .serving.queue import Page
@@ -60,6 +61,8 @@ def build_page(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
                 form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file(), attracting_files())
+                with form["column"]:
+                    add_replay(runs)
                 filled_again = add_share(runs, form)
             with gr.Tab("Check", id="check-tab"):
                 servers = add_check(engine, runs, form, top, budgets)

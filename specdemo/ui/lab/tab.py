@@ -16,10 +16,16 @@ from gradio.processing_utils import save_bytes_to_cache
 
 from ...errors import BadInput
 from ...settings import OF_SERVERS, Field
+from ...studies.ahead import DraftsAhead
+from ...studies.causes import Causes
 from ...studies.check import SERVERS, Check
+from ...studies.checks import Lossless
+from ...studies.domains import Domains
 from ...studies.explain import Theory, of_race, tried
-from ...studies.lab import STUDIES
+from ...studies.profile import Profile
+from ...studies.readers import Readers
 from ...studies.study import ABLE, EXAMPLE, Study
+from ...studies.sweep import Sweep
 from ...system.allowed import allowed
 from ..asking import halting, wire_job
 from ..budgets import Budgets
@@ -37,6 +43,12 @@ from .results import Results, Updates
 from .run import LabRun, work_of
 
 FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
+LAB: dict[str, tuple[type[Study], ...]] = {
+    "What it costs, and which K": (Profile, Sweep),
+    "What passes, and why it drops": (Domains, Causes),
+    "Is it lossless?": (Lossless,),
+    "More": (Readers, DraftsAhead),
+}
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
 
@@ -68,7 +80,9 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
         top: triggers `able` when it is known what the preset can use.
     """
     with gr.Tabs(elem_id="lab"):
-        _add_tabs([study for study in STUDIES.values() if study not in FRONT], engine, runs, preset, top, budgets)
+        for title, studies in LAB.items():
+            with gr.Tab(title), gr.Tabs():
+                _add_tabs(studies, engine, runs, preset, top, budgets)
 
 
 def _add_tabs(
@@ -295,20 +309,19 @@ def _control(field: Field, elem_id: str, engine: Engine) -> Any:
             return gr.Dropdown(choices, value=field.value, **named)
     part = gr.Dropdown if field.kind == "drafter" else gr.CheckboxGroup
     begins = offer(field, engine, next(iter(engine.presets)), {})
-    return part(**{name: begins[name] for name in ("choices", "value", "info")}, **named)
+    return part(**{name: begins[name] for name in ("choices", "value")}, **named)
 
 
 def offer(field: Field, engine: Engine, preset: Any, missing: Mapping[str, str], chosen: Any = None) -> dict[str, Any]:
-    """An update of a control for drafters: those that the preset can use, and why not the others."""
+    """An update of a control for drafters: those that the preset can use."""
     if preset not in engine.presets:
         return gr.skip()
     able = [name for name in ABLE if name not in missing]
     own = engine.presets[preset].defaults.drafter
     usual = own if own in able else next(iter(able), None)
-    info = ", ".join(f"{name} ({why})" for name, why in missing.items())
     if field.kind == "drafter":
         value: Any = chosen if chosen in able else usual
     else:
         kept = [name for name in able if name in chosen] if isinstance(chosen, list) else []
         value = kept or (able if field.value == "all" else [usual])
-    return gr.update(choices=able, value=value, info=f"Not available here: {info}." if info else "")
+    return gr.update(choices=able, value=value)

@@ -60,7 +60,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="examples"):
         for kind, texts in [*prompts.items()][:KINDS]:
             example = gr.Button(kind.capitalize(), size="sm", variant="secondary", min_width=60)
-            example.click(None, None, form["prompt"], js=f"() => specdemo.example({json.dumps([kind, texts])})")
+            example.click(None, None, form["prompt"], js=f"() => specdemo.example({json.dumps([kind, texts])})", **QUIET)
     form["raced"] = gr.Radio(
         [("The preset", OF_PRESET), ("Your server", OF_SERVER)],
         value=OF_PRESET,
@@ -77,7 +77,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     ) as settings:
         _add_settings(form, presets, chosen, budgets)
     shown = [form[name] for name in IN_SHORT]
-    gr.on([field.change for field in shown], None, shown, settings, js="(...values) => specdemo.inShort(values)")
+    gr.on([field.change for field in shown], None, shown, settings, js="(...values) => specdemo.inShort(values)", **QUIET)
     return form
 
 

@@ -20,7 +20,6 @@ from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
-from ..replay.tab import add_replay
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, OF_PRESET, OF_SERVER, STARTING, add_form, begin_with, describe, of_link, read_form
@@ -47,7 +46,7 @@ def add_race(
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
             form = add_form(engine.presets, prompts, budgets)
-        with gr.Column(scale=1, min_width=320, elem_id="arena"):
+        with gr.Column(scale=1, min_width=320, elem_id="arena") as form["column"]:
             form["arena"] = Part(
                 "mountRace",
                 ("go", "cancel"),
@@ -56,7 +55,6 @@ def add_race(
                 attract=list(attract),
                 elem_id="race",
             )
-            add_replay(runs)
     form["halt"].click(None, js="() => specdemo.race.stop()")
     form["preset"].change(None, None, form["raced"], js=f"() => '{OF_PRESET}'")
     return form
