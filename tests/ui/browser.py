@@ -24,7 +24,7 @@ from specdemo.racing.trace import Entry
 from specdemo.studies.lab import STUDIES
 from specdemo.tokens import DraftOutcome
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.lab.tab import FRONT
+from specdemo.ui.lab.tab import FRONT, LAB
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from tests.harness.ui_classes import Engine, Runs
@@ -87,6 +87,21 @@ def parts_by_id(budgets: Budgets = Budgets()) -> dict[str, Any]:  # noqa: B008  
 
 def open_tab(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name, exact=True).click()
+
+
+def show_recordings(page: Page) -> None:
+    """Show the recordings in the place of the race."""
+    open_tab(page, "Race")
+    if page.locator("#race").is_visible():
+        page.click("#race [data-part=recordings]")
+
+
+def more_settings(page: Page) -> None:
+    """Open those below the settings, too."""
+    settings(page)
+    if not page.locator("#stop-strings").is_visible():
+        page.click("#more > button")
+        page.locator("#stop-strings").wait_for()
 
 
 def settings(page: Page) -> None:
@@ -169,26 +184,25 @@ def discarded(page: Page, code: str, at: int = 0, inside: str = "#race") -> Loca
 
 
 def headline(page: Page) -> str:
-    return page.locator("#race .sd-sentence").inner_text()
+    return page.locator("#problem p").text_content() or page.locator("#race .sd-sentence").inner_text()
 
 
 def sentence(page: Page) -> str:
     """What the page says of a race: the verdict's sentence, or what stands in the place of a verdict."""
-    return page.locator("#race [data-part=told]").text_content() or headline(page)
+    told = page.locator("#race [data-part=told]").text_content()
+    return page.locator("#problem p").text_content() or told or headline(page)
 
 
 def choose(page: Page, view: str) -> Locator:
-    """Open a view of Check or of the Lab, where there is no room for its tab by the list of the others."""
+    """Open a view of Check or of the Lab."""
     front = STUDIES[view] in FRONT
     open_tab(page, "Check" if front else "Lab")
     if front and page.locator(f"#lab-{view}").is_visible():
         return page.locator(f"#lab-{view}")
-    tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
-    page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
-    if not tab.is_visible():
-        page.locator("#lab .overflow-menu > button").first.click()
-        tab = page.locator("#lab .overflow-dropdown button", has_text=STUDIES[view].title)
-    tab.click()
+    for group, studies in {} if front else LAB.items():
+        if STUDIES[view] in studies:
+            open_tab(page, group)
+    open_tab(page, STUDIES[view].title)
     shown = page.locator(f"#lab-{view}")
     shown.locator(".lab-run").wait_for()
     page.wait_for_timeout(250)  # what Gradio has put there it fills in a moment later

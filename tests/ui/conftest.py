@@ -150,16 +150,17 @@ FORM = """() => [...document.querySelectorAll('input:not([type=file]), textarea,
 # Gradio makes what is folded when it is unfolded first.
 UNFOLD = """async () => {
     const press = (folded) => document.querySelector(`#${folded} > button`).click();
-    for (const [folded, part] of [["settings", "#preset"], ["lanes", "#lane2"], ["more", "#stop-strings"]]) {
+    for (const [folded, part] of [["settings", "#preset"], ["more", "#stop-strings"]]) {
         press(folded);
         while (!document.querySelector(`${part} :is(input, textarea)`))
             await new Promise((done) => requestAnimationFrame(done));
     }
-    ["more", "lanes", "settings"].forEach(press);
+    ["more", "settings"].forEach(press);
     await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
 }"""
 RESTORE = f"""held => {{
-    for (const folded of ["more", "lanes", "settings"]) document.querySelector(`#${{folded}} > button.open`)?.click();
+    document.querySelector("#stage").removeAttribute("data-recordings");
+    for (const folded of ["more", "settings"]) document.querySelector(`#${{folded}} > button.open`)?.click();
     if (document.body.classList.contains('dark')) document.querySelector('.sd-dark').click();
     const parts = ({FORM})();
     if (parts.length === held.length) parts.forEach((part, at) => {{
@@ -187,7 +188,7 @@ HOLDS = f"() => ({FORM})().map(part => [part.value, part.checked, part.ariaPress
 
 @dataclass(frozen=True)
 class Used:
-    """A page that a test has left as it was, how that is, and whether the Replay tab was opened on it.
+    """A page that a test has left as it was, how that is, and whether recordings were shown on it.
 
     Once it was, there are two arenas on the page, which most tests do not tell apart.
     """
@@ -234,7 +235,7 @@ def forgive() -> str:
 def reused(tabs: Tabs, used: list[Used], url: str, forgive: str = "\0", replayed: bool = False) -> Iterator[Page]:
     """The page with nothing filled in. Earlier tests may have raced on it: to open it takes longer than most races.
 
-    With `replayed` its Replay tab may have been opened.
+    With `replayed` its recordings may have been shown.
     """
     troubles: list[str] = []
     fitting = [last for last in used if last.replayed == replayed] or (used if replayed else [])

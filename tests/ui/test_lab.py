@@ -409,7 +409,7 @@ def test_the_console_is_empty_on_every_tab(tabs: Tabs, lab_url: str, engine: Eng
             measure(page, view)
             expect(shown.locator(".lab-figure svg.marks")).to_have_count(2)
     page.get_by_role("tab", name="Race").click()
-    page.get_by_role("button", name="Replay", exact=True).click()
+    page.click("#race .sd-again")
     page.locator(".sd-play:enabled").click()
     page.locator("#replay [data-state=ended]").wait_for()
     page.click(".sd-through")

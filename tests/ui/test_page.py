@@ -61,6 +61,7 @@ from .browser import (
     granted,
     headline,
     in_a_loop_of_its_own,
+    more_settings,
     replayed,
     run,
     sentence,
@@ -69,6 +70,7 @@ from .browser import (
     served_engine,
     settings,
     shared,
+    show_recordings,
     tokens_of,
     tokens_shown,
     wait_until,
@@ -145,7 +147,7 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> N
         found = []
         for width in (390, 1024, 1280):
             page.set_viewport_size({"width": width, "height": 900})
-            parts = "['.sd-exact', '.sd-legend', '.sd-lanes'].map(part => document.querySelector(part).offsetTop)"
+            parts = "['.sd-legend', '.sd-lanes'].map(part => document.querySelector(part).offsetTop)"
             found.append(page.evaluate(parts))
         return found
 
@@ -167,8 +169,8 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> N
 
 FOCUSED = (
     *("#prompt textarea", "#drafter .wrap:has(> .wrap-inner)", "#k input[type=range]", "#k input[type=number]"),
-    *("#auto input", "#run", "#stop", ".sd-hide input", ".sd-chip", ".sd-help", "#race .sd-pane"),
-    *("#temperature input[type=range]", "#max-new-tokens input", "#seed input", "#preset .wrap:has(> .wrap-inner)"),
+    *("#auto input", "#run", "#stop", ".sd-hide input", "#examples button", ".sd-help", "#race .sd-pane"),
+    *("#temperature input[type=range]", "#max-new-tokens input", "#preset .wrap:has(> .wrap-inner)"),
     *("#more button", "#tabs button[role=tab]:visible"),
 )
 
@@ -192,9 +194,7 @@ def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script) -> N
 
 def test_axe_finds_nothing_serious(page: Page) -> None:
     run(page, "one two three four five six seven")
-    settings(page)
-    page.click("#more button")
-    page.locator("#stop-strings").wait_for()
+    more_settings(page)
     for dark in (False, True):
         if dark:
             page.click(".sd-dark")
@@ -207,15 +207,11 @@ def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(page: P
     for width, height in ((1920, 1080), (1280, 900), (853, 480), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for part in ("#run", "#stop", ".sd-ratio", "[data-lane=plain]", "[data-lane=speculative]", ".sd-histogram"):
+        for part in ("#run", ".sd-ratio", "[data-lane=plain]", "[data-lane=speculative]", ".sd-histogram"):
             box = page.locator(part).bounding_box()
             assert box is not None
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
-    page.evaluate("specdemo.race.parts.next.hidden = false")  # as round by round
-    skip = page.locator("#race .sd-skip")
-    assert skip.evaluate("skip => skip.clientHeight < 2 * parseFloat(getComputedStyle(skip).lineHeight)")  # on one line
-    page.evaluate("specdemo.race.parts.next.hidden = true")
     top, bottom = (
         page.locator(f".sd-arena {part}").evaluate(f"part => part.getBoundingClientRect().{side}")
         for part, side in ((".sd-ratio", "top"), (".sd-lanes", "bottom"))
@@ -276,11 +272,11 @@ def test_bad_input_is_refused_in_words_and_nothing_is_lost(visit: Visit, script:
 def test_refused_input_leaves_the_last_race_on_the_page(page: Page) -> None:
     run(page, "one two three")
     before = tokens_shown(page, PLAIN)
-    expect(page.locator(".sd-behind")).to_be_visible()
+    result = story(page)
     run(page, "   ", until="failed")
     assert tokens_shown(page, PLAIN) == before
-    expect(page.locator(".sd-behind")).to_be_hidden()
-    expect(page.locator(".sd-ratio")).to_have_text("–")  # it would stand beside the refusal
+    assert story(page) == result
+    expect(page.locator("#problem [role=alert]")).to_be_visible()
     run(page, "one two three")
     settings(page)
     page.fill("#max-new-tokens input", "")
@@ -376,6 +372,7 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
     assert page.locator(".sd-why-exact").inner_text() == named
     assert page.evaluate("window.pwned === undefined")
     settings(page)
+    more_settings(page)
     expect(page.locator("#seed input")).to_have_value("5")
     expect(page.locator("#k input[type=number]")).to_have_value("4")
     for width in (1280, 390):
@@ -387,9 +384,12 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
 
 
 def test_an_example_fills_the_prompt(page: Page) -> None:
-    page.get_by_role("button", name="code", exact=True).click()
-    page.get_by_role("button", name="for x in range(3): print(x)").click()
-    expect(page.locator("#prompt textarea")).to_have_value("for x in range(3): print(x)")
+    field, first, second = page.locator("#prompt textarea"), *PROMPTS["facts"]
+    page.get_by_role("button", name="Code", exact=True).click()
+    expect(field).to_have_value(PROMPTS["code"][0])
+    for prompt in (first, second, first):
+        page.get_by_role("button", name="Facts", exact=True).click()
+        expect(field).to_have_value(prompt)
 
 
 def test_the_keys_work_except_while_typing(page: Page, script: Script) -> None:
@@ -479,17 +479,14 @@ def test_dark_or_light_is_kept_once_it_was_chosen(page: Page, url: str) -> None:
     assert not again()
 
 
-def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(page: Page, script: Script) -> None:
+def test_stop_is_there_while_there_is_a_race(page: Page, script: Script) -> None:
     script.gate.clear()
-    look = "getComputedStyle(document.querySelector('#stop')).backgroundColor"
-    idle = page.evaluate(look)
+    expect(page.locator("#stop")).to_be_hidden()
     run(page, "one two", until="waiting")
-    expect(page.locator("#stop")).not_to_have_css("background-color", idle)
-    expect(page.locator("#stop")).to_be_enabled()
+    expect(page.locator("#stop")).to_be_visible()
     script.gate.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()
-    expect(page.locator("#stop")).to_have_css("background-color", idle)
-    expect(page.locator("#stop")).to_be_enabled()
+    expect(page.locator("#stop")).to_be_hidden()
 
 
 @pytest.mark.slow
@@ -740,7 +737,7 @@ def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
               specdemo.showStatus({ stage: "failed", words: "Too large.", fraction: null, ...status });
               const top = document.querySelector(".sd-top");
               const text = (part) => top.querySelector(part).textContent;
-              return [top.dataset.stage, text(".sd-model"), text(".sd-facts")];
+              return [top.dataset.stage, text(".sd-model"), top.querySelector(".sd-status").title];
             }""",
             status,
         )
@@ -789,8 +786,9 @@ def test_a_race_beside_which_another_page_was_served_says_so(page: Page, script:
         page.locator(".sd-arena[data-state=ended]").wait_for()
         why, words = page.locator("#race .sd-why-exact"), telling("Disturbed: page race")
         expect(why).to_contain_text(words) if has else expect(why).not_to_contain_text("Disturbed")
-        page.get_by_role("button", name="Replay", exact=True).click()
-        page.locator(".sd-play:enabled").wait_for()
+        page.click("#race .sd-again")
+        page.locator(".sd-step").wait_for()
+        page.keyboard.press("Escape")
         page.keyboard.press("End")
         page.locator("#replay [data-state=ended]").wait_for()
         why = page.locator("#replay .sd-why-exact")
@@ -876,7 +874,7 @@ def test_what_gradio_makes_for_each_visitor_counts_as_work_beside_a_race(path: s
 @pytest.mark.slow
 def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script, visit: Visit) -> None:
     page = visit()
-    page.get_by_role("tab", name="Replay").click()
+    show_recordings(page)
     page.locator(".sd-play:enabled").wait_for()
     racer = visit()
     with every_core(True):
@@ -904,7 +902,7 @@ def test_loading_shows_progress_and_run_waits_for_it(visit: Visit, unloaded: Scr
     unloaded.loading.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-    assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
+    expect(page.locator(".sd-status")).to_have_attribute("title", "bfloat16 · a scripted processor")
     assert len(tokens_shown(page, PLAIN)) == 24
 
 
@@ -1197,9 +1195,9 @@ def download(page: Page, way: str) -> Download:
     return download.value
 
 
-def story(page: Page) -> str:
+def story(page: Page, inside: str = "") -> str:
     """The text of the large number and of what stands beside it."""
-    return page.locator(".sd-board").inner_text()
+    return "\n".join(page.locator(f"{inside} .sd-board :is(.sd-speed, .sd-headline)").all_inner_texts())
 
 
 def opened(mine: Locator) -> None:
@@ -1403,7 +1401,7 @@ def plays(page: Page, entries: list[Entry], found: str) -> None:
     replay.get_by_role("button", name="Play", exact=True).click()
     replay.locator("[data-state=ended]").wait_for()
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
-    assert replay.locator(".sd-board").inner_text() == found.replace("speed-up", "speed-up, recorded")
+    assert story(page, "#replay") == found.replace("speed-up", "speed-up, recorded")
 
 
 def test_a_link_holds_a_small_race(page: Page, script: Script) -> None:
@@ -1782,22 +1780,22 @@ def watcher(chromium: Browser, link: str, forgive: str = "\0", **options: Any) -
 
 def link_of(page: Page) -> str:
     """Begin to share; the dialog is closed again."""
-    page.click("#race .sd-share")
+    page.click("#race [data-part=watch]")
     page.get_by_role("button", name="Start sharing").click()
     expect(page.locator(".sd-shared a")).to_have_text(re.compile("/watch/"))
     link = page.locator(".sd-shared a").inner_text()
     page.keyboard.press("Escape")
-    expect(page.locator("#race .sd-share")).to_have_text("Sharing")
+    expect(page.locator("#race [data-part=watch]")).to_have_text("Sharing")
     return link
 
 
 def stop(page: Page) -> None:
     """Stop sharing; the dialog is closed again."""
-    page.click("#race .sd-share")
+    page.click("#race [data-part=watch]")
     page.get_by_role("button", name="Stop sharing").click()
     expect(page.get_by_role("button", name="Start sharing")).to_be_visible()
     page.keyboard.press("Escape")
-    expect(page.locator("#race .sd-share")).to_have_text("Watch along")
+    expect(page.locator("#race [data-part=watch]")).to_have_text("Watch along")
 
 
 def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
@@ -1820,7 +1818,7 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
             for lane in (PLAIN, SPECULATIVE):
                 assert tokens_shown(other, lane) == tokens_of(script.entries, lane)
             expect(other.locator(".sd-badge")).to_contain_text(telling("Same word"))
-        assert other.get_by_role("button").all_inner_texts() == ["Skip"]
+        assert other.get_by_role("button").all_inner_texts() == []
         strip = other.locator(".sd-strip").last
         strip.click()
         expect(other.locator(".sd-tip")).to_contain_text(telling("lanes scale"))
@@ -1860,7 +1858,7 @@ def test_axe_finds_nothing_serious_and_a_watcher_needs_not_scroll_sideways(
     page: Page, script: Script, chromium: Browser, width: int, shade: Any
 ) -> None:
     link = link_of(page)
-    page.click("#race .sd-share")
+    page.click("#race [data-part=watch]")
     assert serious(page, "dialog") == []
     page.keyboard.press("Escape")
     run(page, "one two three four five six seven " * 5)

@@ -51,7 +51,7 @@ from tests.harness.texts import with_text
 from ..fakes.engine import PRESETS, Script, ScriptedLoaded
 from ..fakes.traces import CORPUS, GREEDY, NAMES, ON_A_GPU, REAL, SHIPPED, header_of, lines_of, three_lanes, traced
 from ..sentences import gist, telling, tells
-from .browser import discarded, in_a_loop_of_its_own, replayed, serious, tokens_of
+from .browser import discarded, in_a_loop_of_its_own, replayed, serious, show_recordings, tokens_of
 from .conftest import Tabs, Used, Visit, reused
 
 REPLAY = "#replay"
@@ -64,7 +64,7 @@ def page(tabs: Tabs, used: list[Used], url: str, script: Script) -> Iterator[Pag
 
 
 def open_replay(page: Page, trace: str | None = None) -> Page:
-    page.get_by_role("tab", name="Replay").click()
+    show_recordings(page)
     page.locator(".sd-play:enabled").wait_for()
     if trace is not None:
         page.locator(".sd-facts-of").evaluate("facts => { facts.textContent = ''; }")  # those of an earlier file
@@ -127,7 +127,7 @@ def test_the_figures_of_a_paused_replay_are_those_of_its_text(page: Page) -> Non
 def test_space_plays_wherever_it_does_nothing_else(page: Page) -> None:
     open_replay(page, traced(max_new_tokens=400)[0])
     play = page.locator(".sd-play")
-    page.get_by_role("tab", name="Replay").focus()  # where a click on it leaves the keyboard
+    page.get_by_role("tab", name="Race").focus()  # where a click on it leaves the keyboard
     for click in (None, f"{REPLAY} [data-lane=plain] .sd-text", ".sd-scrub"):
         if click:
             page.click(click)
@@ -385,7 +385,7 @@ def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     page.fill("#prompt textarea", "one two three four")
     page.click("#run")
     page.locator("#race[data-state=ended], #race [data-state=ended]").wait_for()
-    page.get_by_role("button", name="Replay", exact=True).click()
+    page.click("#race .sd-again")
     expect(page.locator(".sd-facts-of")).to_contain_text(telling("last page"))
     page.keyboard.press("End")
     page.locator(f"{REPLAY} [data-state=ended]").wait_for()

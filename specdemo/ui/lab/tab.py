@@ -44,9 +44,9 @@ from .run import LabRun, work_of
 
 FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
 LAB: dict[str, tuple[type[Study], ...]] = {
-    "What it costs, and which K": (Profile, Sweep),
-    "What passes, and why it drops": (Domains, Causes),
-    "Is it lossless?": (Lossless,),
+    "Cost and K": (Profile, Sweep),
+    "What passes": (Domains, Causes),
+    Lossless.title: (Lossless,),
     "More": (Readers, DraftsAhead),
 }
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
@@ -81,7 +81,8 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
     """
     with gr.Tabs(elem_id="lab"):
         for title, studies in LAB.items():
-            with gr.Tab(title), gr.Tabs():
+            several = len(studies) > 1
+            with gr.Tab(title) if several else nullcontext(), gr.Tabs() if several else nullcontext():
                 _add_tabs(studies, engine, runs, preset, top, budgets)
 
 

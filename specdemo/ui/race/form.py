@@ -18,6 +18,7 @@ from ...racing.request import AT_ONCE, TREE
 from ...racing.trace import Request
 from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting
+from ..serving.line import QUIET
 from .request import read_request
 
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
@@ -60,7 +61,9 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="examples"):
         for kind, texts in [*prompts.items()][:KINDS]:
             example = gr.Button(kind.capitalize(), size="sm", variant="secondary", min_width=60)
-            example.click(None, None, form["prompt"], js=f"() => specdemo.example({json.dumps([kind, texts])})", **QUIET)
+            example.click(
+                None, None, form["prompt"], js=f"() => specdemo.example({json.dumps([kind, texts])})", **QUIET
+            )
     form["raced"] = gr.Radio(
         [("The preset", OF_PRESET), ("Your server", OF_SERVER)],
         value=OF_PRESET,
@@ -72,12 +75,15 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    gr.HTML('<p class="sd-said" role="alert" data-failed></p>', elem_id="problem")
     with gr.Accordion(
         settings_in_short(*(chosen[name] for name in IN_SHORT)), open=False, elem_id="settings"
     ) as settings:
         _add_settings(form, presets, chosen, budgets)
     shown = [form[name] for name in IN_SHORT]
-    gr.on([field.change for field in shown], None, shown, settings, js="(...values) => specdemo.inShort(values)", **QUIET)
+    gr.on(
+        [field.change for field in shown], None, shown, settings, js="(...values) => specdemo.inShort(values)", **QUIET
+    )
     return form
 
 

@@ -17,10 +17,6 @@ const NARROW = 900; // px; there the arena lies below the form, see race.css
 const LEGEND = "arbx"; // the kinds of tokens that are always shown; the help names all
 const IN_SIGHT = 100; // px of the lanes that must be in the window
 const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
-const HOW = [
-  "K and temperature",
-  "K is how many tokens the drafter guesses in a round; auto chooses it for every round. At temperature 0 the target always takes its likeliest token; above 0 it draws one by its probabilities.",
-];
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -28,6 +24,9 @@ const speedUp = (plain, drafted) => {
   const ratio = drafted.rate / plain.rate;
   return drafted.counts.a + drafted.counts.x > 0 && ratio > 0 && ratio < Infinity ? ratio : null;
 };
+
+/** What is wrong with a request stands beside the form. */
+const problem = (sentence) => sd.put(document.querySelector("#problem p"), sentence);
 
 /** The names of the drafted lanes that are asked for, see asked.py, and their titles. A recording names its `lanes`. */
 const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
@@ -63,7 +62,6 @@ export class Race extends Job {
     this.lay([["plain", "Target alone"], ["speculative", "With a drafter"]]);
     for (const count of Object.values(this.legendCounts)) sd.put(count, "0");
     this.charts.clear(this.lanes, USUAL_K);
-    this.parts.how.textContent = "";
     this.speed(null);
     this.show.clear();
     this.moved();
@@ -95,7 +93,7 @@ export class Race extends Job {
 
   /** Step through the round that ends at a time. */
   openRound(at) {
-    if (this.is("ended")) page.showReplay(at);
+    if (!this.parts.again.hidden) page.showReplay(at);
   }
 
   /** The page is open: the arena goes to its place there, if it has begun in front of it, see ahead.js. */
@@ -169,8 +167,8 @@ export class Race extends Job {
     sd.put(parts.hold, this.opening?.held ? "Go on" : "Pause");
     parts.skip.hidden = !this.is("showing", "opening", "opened");
     sd.put(parts.skip, opened ? "Again" : "Skip");
-    parts.again.hidden = !this.is("ended");
-    parts.share.hidden = !this.is("ended", "opened");
+    parts.again.hidden = !(this.is("ended") || (this.is("failed") && show.end));
+    parts.share.hidden = this.busy || this.is("opening");
   }
 
   say(state) {
@@ -221,6 +219,7 @@ export class Race extends Job {
     const opens = this.is("opening", "opened");
     super.wait(values);
     this.values = values;
+    problem("");
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     document.querySelector("#stage").toggleAttribute("data-recordings", false);
@@ -238,10 +237,13 @@ export class Race extends Job {
 
   over(sentence, state) {
     this.show.pause();
+    const began = this.is("running", "showing");
     super.over(sentence, state);
     if (!this.is("failed")) return;
-    this.speed(null); // it is of the race before
-    this.parts.spoken.textContent = sentence;
+    problem(sentence);
+    if (began || !this.show.end) return this.speed(null);
+    this.finish(this.show.end); // the race before stays
+    this.say("failed");
   }
 
   stop() {
@@ -295,13 +297,8 @@ export class Race extends Job {
     for (const lane of Object.values(this.lanes)) lane.clear(request.settings);
     this.due = 0;
     this.scale = null;
-    const { k, tree, temperature } = request.settings;
+    const { k, tree } = request.settings;
     const [drafts, many] = [request.drafter !== "none", this.drafted.length];
-    const one = many === 1 || this.wall;
-    const size = drafts && one && sd.draftSize(request.settings);
-    const how = size ? `${tree ? "by" : "at"} ${size}, temperature` : "at temperature";
-    this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
-    Object.assign(this.parts.how, { tabIndex: 0, sdWhy: HOW });
     this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
     this.speed(null);
