@@ -135,6 +135,24 @@ def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
     assert asked < 20  # Gradio's own loading sign asks for 60 a second
 
 
+# What the keyboard reaches in the window, footer and legend included.
+CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex], iframe')]
+    .filter(part => !part.disabled && part.tabIndex >= 0 && !part.closest('[inert]') && part.checkVisibility({
+        opacityProperty: true, visibilityProperty: true }))
+    .filter(part => { const { top, bottom, width } = part.getBoundingClientRect();
+        return width && top < innerHeight && bottom > 0; })
+    .map(part => part.textContent.trim() || part.ariaLabel || part.id || part.tagName)"""
+
+
+@pytest.mark.parametrize("motion", [True, False])
+def test_there_are_few_controls_at_first_sight(visit: Visit, script: Script, motion: bool) -> None:
+    page = visit(height=800, motion=motion, until=f"#race .sd-arena[data-state={'opening' if motion else 'opened'}]")
+    page.locator("body.sd-open").wait_for()
+    controls = page.evaluate(CONTROLS)
+    assert {"Race", "Check", "Lab", "Run", "TEXTAREA"} <= {*controls}
+    assert len(controls) <= 14 if motion else len(controls) <= 20, controls
+
+
 LONGEST = "some words " * 5, "prompt-lookup and other words " * 9  # of as many letters as those that are said
 
 

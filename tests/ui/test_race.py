@@ -100,11 +100,11 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(raced: Raced) -> None:
     legend = dict(zip("arbx", page.locator(".sd-legend li b").all_inner_texts(), strict=True))
     kinds = [code for _, code in tokens_of(entries, SPECULATIVE)]
     assert {code: int(count) for code, count in legend.items()} == {code: kinds.count(code) for code in "arbx"}
-    figures = page.locator(".sd-figures dd").all_inner_texts()
+    figures = page.locator(".sd-figures dd").all_text_contents()
     assert figures[0] == f"{100 * (stats.acceptance_rate or 0):.0f}%"
     assert figures[1] == f"{100 * (stats.draft_efficiency or 0):.0f}%"
     assert figures[2] == f"{stats.tokens_per_round:.2f}"
-    counts = page.locator(".sd-column b").all_inner_texts()
+    counts = page.locator(".sd-column b").all_text_contents()
     assert [int(count or 0) for count in counts] == [stats.accepted_lengths.get(n, 0) for n in range(5)]
     assert tells(page.locator(".sd-badge").inner_text(), "Same word")
     assert page.locator("[data-lane=speculative] .sd-rate b").inner_text() == f"{stats.tokens_per_second:.1f}"
