@@ -7,6 +7,7 @@ it only reads text, the other parts do nothing, so they are not read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -26,13 +27,9 @@ EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "num_experts_
 OR_0 = {*EXPERTS, "sliding_window", "intermediate_size", "moe_intermediate_size"}  # where there are none
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 DEFAULT_CONTEXT = 2048  # tokens, for models that state none
-# The beginnings of names in such files, as written by transformers before version 5 and since, and what they become.
-PREFIXES = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
-KEY_MAPPING = {f"^{before.replace('.', '[.]')}": after for before, after in PREFIXES.items()}  # for `from_pretrained`
+# The beginnings of names in such files, as written by transformers before version 5 and since, and what they become, as
+# `from_pretrained` takes it.
+KEY_MAPPING = {"^language_model[.]": "", "^model[.]language_model[.]": "model."}
 
 
 def wrong_sizes(value: Any, least: int, most: int) -> Iterator[Any]:
@@ -168,8 +165,9 @@ def text_part(config: PreTrainedConfig) -> PreTrainedConfig | None:
 
 def text_name(name: str) -> str:
     """The name of a weight of the text part, or of another weight, in the text model."""
-    before = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
-    return name if before is None else PREFIXES[before] + name.removeprefix(before)
+    for before, after in KEY_MAPPING.items():
+        name = re.sub(before, after, name)
+    return name
 
 
 def embedding_rows(config: PreTrainedConfig) -> int:

@@ -136,7 +136,7 @@ def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
 
 
 # What the keyboard reaches in the window, footer and legend included.
-CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex], iframe')]
+CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')]
     .filter(part => !part.disabled && part.tabIndex >= 0 && !part.closest('[inert]') && part.checkVisibility({
         opacityProperty: true, visibilityProperty: true }))
     .filter(part => { const { top, bottom, width } = part.getBoundingClientRect();

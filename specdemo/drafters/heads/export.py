@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...engines.families import OUT, OUTPUT
 from ...errors import BadInput
 from .networks import Head, LayeredHead
-from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
+from .published import EMBEDDING, OFFSETS, WEIGHTS, tensors_of
 from .published_shape import CONFIG, FULL, SLIDING
 from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
@@ -59,7 +60,7 @@ def export_head(
         tensors |= zip(parts, rows.split([sizes[0] for sizes in parts.values()]), strict=True)
     for index in range(1 if head.kind == "eagle" else shape.depth):
         if shape.qkv_bias and not shape.out_bias:  # there is one word for both
-            tensors[f"layers.{index}.self_attn.o_proj.bias"] = torch.zeros(shape.hidden)
+            tensors[f"layers.{index}.{OUT}.bias"] = torch.zeros(shape.hidden)
     ids = head.token_ids.cpu().long()
     tensors[EMBEDDING] = embeddings[0] if head.own_embedding is None else head.own_embedding
     tensors[OUTPUT] = embeddings[1][ids] if head.own_output is None else head.own_output

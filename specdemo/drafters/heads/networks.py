@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...engines import ops
+from ...engines.families import OUTPUT
 from ...engines.ropes import Rope
 from ...errors import BadInput
-from .published import EMBEDDING, OFFSETS, OUTPUT, PublishedHead, tensors_of
+from .published import EMBEDDING, OFFSETS, PublishedHead, tensors_of
 from .shapes import ALL, EACH, NONE, HeadShape, rope_of
 
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each

@@ -1,7 +1,8 @@
 """Published heads: their configurations and tensors, as `networks` and `medusa` take them.
 
-The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only layer `midlayer`, and P-EAGLE may call
-its first so; the others use `layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
+The tensors of a decoder layer have the names of most families. EAGLE-3 calls its only layer `midlayer`, and P-EAGLE may
+call its first so; the others use `layers.N`. `tensors_of` is the one table of names and shapes, for reading and for
+writing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...engines.families import DOWN, GATE_UP, HEAD_NORMS, OUT, QKV, Family
 from ...errors import BadInput
 from ...formats import reason
 from ...system.weight_map import files_in
 from .published_shape import ShapeReader, TargetSizes, format_of, head_name, read_config
 from .shapes import EACH, NONE, HeadShape
 
+LAYER = Family()
 Sizes = tuple[int, ...]
 Table = dict[str, dict[str, Sizes]]
 
@@ -27,7 +30,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 WHOLE = WEIGHTS, "medusa_lm_head.safetensors"  # names of files that hold all tensors
 PICKLES = "pytorch_model.bin", "medusa_lm_head.pt"  # the only file of many EAGLE-3 and Medusa heads
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-EMBEDDING, OUTPUT, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
+EMBEDDING, OFFSETS = "embed_tokens.weight", "d2t"
 MASK_HIDDEN = "mask_hidden"  # of P-EAGLE: what stands for the states of the target at the places after the first
 # Tensors for training or for other uses of a head, or that can be computed.
 UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
@@ -111,14 +114,14 @@ def tensors_of(kind: str, shape: HeadShape) -> Table:
     if shape.fused_norm:
         table["fused_norm.weight"] = {"hidden_norm.weight": (hidden,)}
     if kind != "block":
-        table["token_norm.weight"] = {"layers.0.input_layernorm.weight": (hidden,)}
+        table["token_norm.weight"] = {f"layers.0.{LAYER.attention_norm}.weight": (hidden,)}
         table["hidden_norm.weight"] = {"layers.0.hidden_norm.weight": (hidden,)}
         table |= _layer(shape, "", "layers.0.", ("qkv",), 2 * hidden)
         if kind == "eagle":
             return table
         table[MASK_HIDDEN] = {MASK_HIDDEN: (states,)}
     for prefix in (f"layers.{index}." for index in range(0 if kind == "block" else 1, shape.depth)):
-        table[f"{prefix}attention_norm.weight"] = {f"{prefix}input_layernorm.weight": (hidden,)}
+        table[f"{prefix}attention_norm.weight"] = {f"{prefix}{LAYER.attention_norm}.weight": (hidden,)}
         table |= _layer(shape, prefix, prefix, ("q", "kv"), hidden)
         if taps := shape.conv_taps:
             rows = 2 * taps * (hidden // shape.conv_group)
@@ -140,18 +143,18 @@ def _layer(shape: HeadShape, ours: str, theirs: str, projections: tuple[str, ...
     """The rows that both kinds of decoder layers share. Each of our `projections` joins those of its letters."""
     hidden, queries, keys = shape.hidden, shape.heads * shape.width, shape.kv_heads * shape.width
     rows = {"q": queries, "k": keys, "v": keys}
-    attention, mlp = f"{theirs}self_attn.", f"{theirs}mlp."
+    names = dict(zip("qkv", QKV, strict=True))
     table: Table = {}
     for name in projections:
-        table[f"{ours}{name}.weight"] = {f"{attention}{part}_proj.weight": (rows[part], inner) for part in name}
+        table[f"{ours}{name}.weight"] = {f"{theirs}{names[part]}.weight": (rows[part], inner) for part in name}
         if shape.qkv_bias:
-            table[f"{ours}{name}.bias"] = {f"{attention}{part}_proj.bias": (rows[part],) for part in name}
-    if shape.head_norms:
-        table |= {f"{ours}{part}_norm.weight": {f"{attention}{part}_norm.weight": (shape.width,)} for part in "qk"}
-    table[f"{ours}out.weight"] = {f"{attention}o_proj.weight": (hidden, queries)}
+            table[f"{ours}{name}.bias"] = {f"{theirs}{names[part]}.bias": (rows[part],) for part in name}
+    for part, norm in zip("qk", HEAD_NORMS if shape.head_norms else (), strict=False):
+        table[f"{ours}{part}_norm.weight"] = {f"{theirs}{norm}.weight": (shape.width,)}
+    table[f"{ours}out.weight"] = {f"{theirs}{OUT}.weight": (hidden, queries)}
     if shape.out_bias:
-        table[f"{ours}out.bias"] = {f"{attention}o_proj.bias": (hidden,)}
-    table[f"{ours}mlp_norm.weight"] = {f"{theirs}post_attention_layernorm.weight": (hidden,)}
-    table[f"{ours}gate_up.weight"] = {f"{mlp}{part}_proj.weight": (shape.mlp, hidden) for part in ("gate", "up")}
-    table[f"{ours}down.weight"] = {f"{mlp}down_proj.weight": (hidden, shape.mlp)}
+        table[f"{ours}out.bias"] = {f"{theirs}{OUT}.bias": (hidden,)}
+    table[f"{ours}mlp_norm.weight"] = {f"{theirs}{LAYER.mlp_norm}.weight": (hidden,)}
+    table[f"{ours}gate_up.weight"] = {f"{theirs}{part}.weight": (shape.mlp, hidden) for part in GATE_UP}
+    table[f"{ours}down.weight"] = {f"{theirs}{DOWN}.weight": (hidden, shape.mlp)}
     return table

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from ...engines.families import ROPES
+from ...engines.families import HEAD_NORMS, OUT, QKV, ROPES
 from ...errors import BadInput
 from ...settings import MAX_K
 from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
@@ -236,9 +236,9 @@ class ShapeReader:
             window=max(windows),
             layer_windows=windows,
             rope=rope,
-            qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
-            out_bias="layers.0.self_attn.o_proj.bias" in tensors,
-            head_norms="layers.0.self_attn.q_norm.weight" in tensors,
+            qkv_bias=f"layers.0.{QKV[0]}.bias" in tensors,
+            out_bias=f"layers.0.{OUT}.bias" in tensors,
+            head_norms=f"layers.0.{HEAD_NORMS[0]}.weight" in tensors,
         )
         try:
             if rope["rope_type"] not in ROPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
