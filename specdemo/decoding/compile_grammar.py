@@ -22,9 +22,9 @@ class Tokens:
 
     bos_token_id = None
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self.tokens = [token.encode("latin-1") for token in asked["tokens"]]
-        self.special_token_ids, self.eos_token_id = asked["special"], asked["eos"][0]
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.tokens = [token.encode("latin-1") for token in request["tokens"]]
+        self.special_token_ids, self.eos_token_id = request["special"], request["eos"][0]
 
     def __call__(self, text: bytes) -> list[int]:
         return []
@@ -33,22 +33,22 @@ class Tokens:
 def main() -> None:
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    asked = json.load(sys.stdin.buffer)
-    tokenizer = LLTokenizer(TokenizerWrapper(Tokens(asked)), eos_token=asked["eos"])
+    request = json.load(sys.stdin.buffer)
+    tokenizer = LLTokenizer(TokenizerWrapper(Tokens(request)), eos_token=request["eos"])
     ended = threading.Event()
 
     def compile_it() -> None:
-        LLMatcher(tokenizer, asked["grammar"], log_level=0).compute_bitmask()
+        LLMatcher(tokenizer, request["grammar"], log_level=0).compute_bitmask()
         ended.set()
 
     with suppress(ImportError, ValueError, OSError):  # Windows has no such limits, and macOS may refuse
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (asked["memory"],) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory"],) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK)
     threading.Thread(target=compile_it, daemon=True).start()
-    os._exit(0 if ended.wait(asked["seconds"]) else 1)
+    os._exit(0 if ended.wait(request["seconds"]) else 1)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def check_compiles(compiled: str, what: str, tokenizer: LLTokenizer) -> None:
         Stopped: whoever waits for it has stopped it.
     """
     ids = range(tokenizer.vocab_size)
-    asked = {
+    request = {
         "grammar": compiled,
         "tokens": [tokenizer.decode_bytes([token]).decode("latin-1") for token in ids],
         "special": [token for token in ids if tokenizer.is_special_token(token)],
@@ -197,18 +197,18 @@ def check_compiles(compiled: str, what: str, tokenizer: LLTokenizer) -> None:
         "seconds": SECONDS,
         "memory": MEMORY,
     }
-    _check_apart(json.dumps(asked), what)
+    _check_apart(json.dumps(request), what)
 
 
 @lru_cache(maxsize=1)  # each lane of a race asks
-def _check_apart(asked: str, what: str) -> None:
+def _check_apart(request: str, what: str) -> None:
     command = [sys.executable, str(Path(__file__).with_name("compile_grammar.py"))]
     silent = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, text=True) as process:
         try:
             assert process.stdin is not None
             with suppress(OSError), process.stdin:  # it may have ended already
-                process.stdin.write(asked)
+                process.stdin.write(request)
             while process.poll() is None:
                 check_stopped()
                 with suppress(subprocess.TimeoutExpired):

@@ -109,13 +109,13 @@ class DraftStats:
         each = min(max((1.03 * n * xy - x * y) / (1.03 * n * xx - x * x), 0.0), y / x)
         return (y - each * x) / n, each
 
-    def learn(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
-        """Learn from a tested draft of at most `asked` tokens. The positions of a tree are the ranks of its tokens, the
-        best first, and all of them count as tested.
+    def learn(self, outcomes: Sequence[DraftOutcome], wanted: int, tree: bool = False) -> None:
+        """Learn from a tested draft of at most `wanted` tokens. The positions of a tree are the ranks of its tokens,
+        the best first, and all of them count as tested.
         """
         passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
         if passes:
-            tests = asked if tree else min(sum(passes) + 1, len(passes))
+            tests = wanted if tree else min(sum(passes) + 1, len(passes))
             self.tested = [FORGET * tested + (i < tests) for i, tested in enumerate(self.tested)]
             self.passed = [FORGET * old + new for old, new in zip_longest(self.passed, passes, fillvalue=False)]
 

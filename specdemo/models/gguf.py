@@ -295,25 +295,25 @@ def _rope(header: Header, read: Callable[[str], list[float]]) -> dict[str, Any]:
 def _unknown(header: Header) -> Iterator[str]:
     """What the header says of the rotary embedding that neither transformers nor `_rope` can express."""
     kind, start = header.architecture, f"{header.architecture}.rope."
-    said = {key.removeprefix(start): value for key, value in header.fields.items() if key.startswith(start)}
+    stated = {key.removeprefix(start): value for key, value in header.fields.items() if key.startswith(start)}
     tensors = {tensor for tensor in header.shapes if "rope_f" in tensor}
-    scaling, factor, base = said.get("scaling.type", "linear"), _factor(header), said.get("freq_base")
+    scaling, factor, base = stated.get("scaling.type", "linear"), _factor(header), stated.get("freq_base")
     scaled = factor != 1 and (bool(tensors) or kind in {*READ, "phi3"})
-    wrong = {field: field not in FIELDS for field in said}
+    wrong = {field: field not in FIELDS for field in stated}
     wrong["dimension_sections"] = kind not in READ
-    wrong["freq_base_swa"] = kind not in TWO_ROPES and said.get("freq_base_swa", base) != base
+    wrong["freq_base_swa"] = kind not in TWO_ROPES and stated.get("freq_base_swa", base) != base
     width, rotated = _width(header), _rotated(header)
     as_computed = int(width * (rotated / width)) if kind in PARTLY and width else width
     wrong["dimension_count"] = kind not in READ and rotated != as_computed
     own = header.of_model("attention.key_length_swa", width)
-    wrong["dimension_count_swa"] = said.get("dimension_count_swa", own) != own
+    wrong["dimension_count_swa"] = stated.get("dimension_count_swa", own) != own
     wrong["scale_linear"] = wrong["scaling.factor"] = scaled
     known = {"none", "linear", "yarn", *(["longrope"] if LONG in tensors else [])}
     wrong["scaling.type"] = scaling not in known
-    wrong["scaling.yarn_ext_factor"] = said.get("scaling.yarn_ext_factor", 1) != 1
+    wrong["scaling.yarn_ext_factor"] = stated.get("scaling.yarn_ext_factor", 1) != 1
     multiplies = LONG in tensors or (scaling == "yarn" and factor != 1)
-    wrong["scaling.attn_factor"] = said.get("scaling.attn_factor", 1) != 1 and not multiplies
-    for name, value in said.items():
+    wrong["scaling.attn_factor"] = stated.get("scaling.attn_factor", 1) != 1 and not multiplies
+    for name, value in stated.items():
         if wrong[name]:
             yield f"{start}{name} is {value}"
     if header.of_model(PATTERN) is not None and kind not in SLIDING:

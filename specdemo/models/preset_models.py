@@ -57,16 +57,16 @@ def find_models(
         LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
     chosen_device, draft_device = choose_devices(device)
-    asked = preset.dtype if dtype in (None, "auto") else dtype
-    chosen = choose_dtype(asked, chosen_device)
+    name = preset.dtype if dtype in (None, "auto") else dtype
+    chosen = choose_dtype(name, chosen_device)
     if eager or chosen_device.type == "mps":  # transformers cannot multiply by weights of a smaller type
         chosen = compute_dtype(chosen, chosen_device)
     check_dtype(chosen, chosen_device)
-    kept = None if chosen == torch.float32 and asked != "float32" else chosen
+    kept = None if chosen == torch.float32 and name != "float32" else chosen
     models = [find_checkpoint(preset.target, kept, progress, fetch=fetch)]
     if preset.draft_model:
         models.append(find_checkpoint(preset.draft_model, kept, progress, models[0], fetch))
-    if asked in (None, "auto"):
+    if name in (None, "auto"):
         chosen = dtype_in_range(chosen, [found.config for found in models])
     check_skip_layers(models[0].config, preset)
     for found in models:
@@ -112,7 +112,7 @@ def find_checkpoint(
     transformers_logging.disable_progress_bar()  # `progress` takes its place
     if not fetch and (unread := _of_header(source)) is not None:
         return unread
-    asked, source = source, source.found(progress, dtype == AS_STORED)
+    named, source = source, source.found(progress, dtype == AS_STORED)
     found = source.location(dtype, progress)
     with wrap_load_errors(source):
         file = partial(file_of, found.name_or_path, found.revision)
@@ -126,7 +126,7 @@ def find_checkpoint(
         check_rolls_back(config, source)
         check_together(config)
         found = replace(found, config=config, tokenizer=_tokenizer(found, target), eos=_stated_eos(file, config))
-    return found if fetch else replace(found, **asked.facts(found.revision))
+    return found if fetch else replace(found, **named.facts(found.revision))
 
 
 def _of_header(source: Source) -> Checkpoint | None:

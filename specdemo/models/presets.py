@@ -58,9 +58,9 @@ class Defaults:
     raw: Truth = False  # continue the prompt as it is, without a chat template
     tree: Truth = False  # draft trees; with auto, where they pay
 
-    def filled_in(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def filled_in(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The values that were asked for, with these defaults instead of None."""
-        return {name: getattr(self, name, None) if value is None else value for name, value in asked.items()}
+        return {name: getattr(self, name, None) if value is None else value for name, value in given.items()}
 
 
 def _usable(defaults: Defaults) -> Defaults:
@@ -175,8 +175,8 @@ def with_head(preset: Preset, kind: str, head: str) -> Preset:
     usual = replace(usual, drafter=kind, tree=kind == "eagle" and usual.k == AUTO)
     name, title = f"{preset.name}{WITH}{kind} {_quoted(head)}", f"{preset.title} + {Path(str(source)).name}"
     heads = {**preset.heads, kind: source}  # the preset's results are of its own drafters
-    asked = *preset.asked_heads, kind
-    return replace(preset, name=name, title=title, heads=heads, asked_heads=asked, defaults=usual, results=None)
+    given = *preset.asked_heads, kind
+    return replace(preset, name=name, title=title, heads=heads, asked_heads=given, defaults=usual, results=None)
 
 
 def _quoted(text: str) -> str:

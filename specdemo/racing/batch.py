@@ -81,7 +81,7 @@ def entries_of(
     all of them draft, those of the whole pass, and those of the whole round.
 
     Raises:
-        BadInput, NotFinite: one of the readers could not go on. Those that could are read to their ends before.
+        NotFinite: one of the readers could not go on. Those that could are read to their ends before.
     """
     names = list(asked.pairs.values()), list(asked.pairs)
     texts = {

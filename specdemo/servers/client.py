@@ -204,12 +204,12 @@ class Client:
             return f"{STATUSES[code]} ({code})"
         words = STATUSES.get(code, "refuses the request" if code < 500 else "has failed").format(path=path)
         try:
-            said = json.loads(self._read(response))
-            said = said.get("error", said) if isinstance(said, dict) else said
-            said = said.get("message", "") if isinstance(said, dict) else said
+            message = json.loads(self._read(response))
+            message = message.get("error", message) if isinstance(message, dict) else message
+            message = message.get("message", "") if isinstance(message, dict) else message
         except (BadInput, ValueError, RecursionError, httpx.HTTPError):
-            said = ""
-        return f"{words} ({code}{f': {self._brief(said)}' if said else ''})"
+            message = ""
+        return f"{words} ({code}{f': {self._brief(message)}' if message else ''})"
 
     def _check_type(self, response: httpx.Response, wanted: str, otherwise: str) -> None:
         found = response.headers.get("content-type", "").partition(";")[0].strip().lower()

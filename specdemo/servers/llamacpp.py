@@ -83,10 +83,10 @@ class LlamaCpp:
         return str(self.client.post("/detokenize", tokens=[*ids]).get("content", ""))
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
-        asked = asked_of(prompt, Settings(max_new_tokens=1)) | {"n_probs": LIKELIEST}
-        asked["prompt"] = [prompt, *ids] if isinstance(prompt, str) else [*prompt, *ids]
+        body = body_of(prompt, Settings(max_new_tokens=1)) | {"n_probs": LIKELIEST}
+        body["prompt"] = [prompt, *ids] if isinstance(prompt, str) else [*prompt, *ids]
         try:
-            found = table_as(_Likeliest, self.client.post("/completion", **asked))
+            found = table_as(_Likeliest, self.client.post("/completion", **body))
             return {token.id: token.logprob for token in found.tokens}
         except ValidationError:
             return {}  # another version has other names for them
@@ -99,9 +99,9 @@ class LlamaCpp:
         """
         total = 0.0
         for place, token in enumerate(ids[1:], start=1):
-            asked = asked_of(ids[:place], Settings(0, max_new_tokens=1))
-            asked |= {"n_probs": 1, "logit_bias": [[token, FORCING]], "cache_prompt": True, "ignore_eos": False}
-            answer = self.client.post("/completion", **asked)
+            body = body_of(ids[:place], Settings(0, max_new_tokens=1))
+            body |= {"n_probs": 1, "logit_bias": [[token, FORCING]], "cache_prompt": True, "ignore_eos": False}
+            answer = self.client.post("/completion", **body)
             found = self.client.read(_Forced, answer, "does not tell the probability of a token that is asked for")
             if found.id != token:
                 raise self.client.wrong("emits another token than the one that is asked for")
@@ -110,8 +110,8 @@ class LlamaCpp:
 
     def written(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The ids of a greedy text that is sent as a whole: a stream omits tokens that end inside a character."""
-        asked = asked_of(prompt, Settings(0, max_new_tokens=max_new_tokens))
-        answer = self.client.post("/completion", **asked, return_tokens=True)
+        body = body_of(prompt, Settings(0, max_new_tokens=max_new_tokens))
+        answer = self.client.post("/completion", **body, return_tokens=True)
         return [*self.client.read(TokenIds, answer, "does not tell the ids of its tokens").tokens]
 
     def counters(self) -> Counters | None:
@@ -120,7 +120,7 @@ class LlamaCpp:
     def steps(self, prompt: Prompt, settings: Settings, report: ServerReport) -> Iterator[Step]:
         before = self.counters() if report.alone else None
         wanted = {"stream": True, "return_tokens": True, "timings_per_token": True}
-        sent = self.client.stream(LlamaCppEvent, "/completion", **asked_of(prompt, settings), **wanted)
+        sent = self.client.stream(LlamaCppEvent, "/completion", **body_of(prompt, settings), **wanted)
         tokens, rounds, merged = 0, 0, False
         with closing(sent):
             for step in llamacpp_steps(sent, settings.max_new_tokens, report):
@@ -136,7 +136,7 @@ class LlamaCpp:
         report.check(before, self.counters, tokens)
 
 
-def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, Any]:
+def body_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, Any]:
     """The body of a request to `/completion`."""
     return {
         "prompt": prompt if isinstance(prompt, str) else [*prompt],

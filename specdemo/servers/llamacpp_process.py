@@ -26,7 +26,7 @@ def can_start() -> bool:
 
 
 @contextmanager
-def started(asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def started(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Address and version of a server in a process of its own, see `llamacpp_server`; it ends with the block."""
     command = [os.environ.get(PYTHON, sys.executable), str(Path(__file__).with_name("llamacpp_server.py"))]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -36,13 +36,13 @@ def started(asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         late = threading.Timer(START_SECONDS, process.kill)
         try:
             late.start()
-            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.write(json.dumps(options) + "\n")
             process.stdin.flush()
             line = next((text for text in process.stdout if text.startswith("{")), None)
             if line is None:
                 log.seek(0)
-                said = log.read().strip().splitlines() or ["nothing"]
-                raise BadInput(f"llama.cpp's server did not start: {said[-1]}")
+                lines = log.read().strip().splitlines() or ["nothing"]
+                raise BadInput(f"llama.cpp's server did not start: {lines[-1]}")
             late.cancel()
             answer = json.loads(line)
             yield answer["address"], answer["version"]

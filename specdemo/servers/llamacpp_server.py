@@ -14,22 +14,23 @@ from importlib.metadata import version
 def main() -> None:
     import xllamacpp as llama
 
-    asked = json.loads(sys.stdin.readline())
+    options = json.loads(sys.stdin.readline())
     params = llama.CommonParams()
-    params.model.path = asked["gguf"]
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = asked["threads"]
-    params.n_ctx, params.n_parallel, params.port = asked["context"], asked.get("parallel", 1), 0  # 0: any that is free
+    params.model.path = options["gguf"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    params.n_ctx, params.n_parallel = options["context"], options.get("parallel", 1)
+    params.port = 0  # any that is free
     params.endpoint_metrics = True
     types = llama.common_speculative_type
-    if asked.get("ngram"):
+    if options.get("ngram"):
         params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-        params.speculative.ngram_simple.size_n = asked["ngram"]
-        params.speculative.ngram_simple.size_m = asked["k"]
-    elif asked.get("draft_gguf"):
+        params.speculative.ngram_simple.size_n = options["ngram"]
+        params.speculative.ngram_simple.size_m = options["k"]
+    elif options.get("draft_gguf"):
         params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        params.speculative.draft.mparams.path = asked["draft_gguf"]
-        params.speculative.draft.n_max = asked["k"]
-        params.speculative.draft.cpuparams.n_threads = asked["threads"]
+        params.speculative.draft.mparams.path = options["draft_gguf"]
+        params.speculative.draft.n_max = options["k"]
+        params.speculative.draft.cpuparams.n_threads = options["threads"]
     server = llama.Server(params)
     served = {"address": server.listening_address, "version": f"xllamacpp {version('xllamacpp')}"}
     print(json.dumps(served), flush=True)

@@ -31,19 +31,19 @@ Baseline = Dialect | tuple[dict[str, Any], list[Entry]] | None
 class ServerRace:
     """A race: what is asked of both servers, its lanes, their entries so far, and at the end what the servers said."""
 
-    asked: Request
+    request: Request
     lanes: Sequence[str] = ()
     entries: list[Entry] = field(default_factory=list)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, server: Dialect, baseline: Baseline) -> Iterator[Entry]:
         """One text by the baseline, then one by the server. If it is closed early, what there is stays."""
-        asked, lanes, answers = self.asked, dict[str, Lane](), dict[str, tuple[Dialect, ServerReport]]()
+        request, lanes, answers = self.request, dict[str, Lane](), dict[str, tuple[Dialect, ServerReport]]()
         for name, side in ((PLAIN, baseline), (SPECULATIVE, server)):
             if isinstance(side, tuple):
-                lanes[name], self.servers[name] = _recorded(asked, server, *side)
+                lanes[name], self.servers[name] = _recorded(request, server, *side)
             elif side is not None:
-                lanes[name], answer = server_lane(name, side, asked.prompt, asked.raw, asked.settings)
+                lanes[name], answer = server_lane(name, side, request.prompt, request.raw, request.settings)
                 answers[name] = side, answer
         self.lanes = tuple(lanes)
         try:
@@ -60,16 +60,16 @@ class ServerRace:
         return [lane for lane in self.lanes if any(entry.lane == lane for entry in self.entries)]
 
 
-def race_servers(asked: Request, server: Dialect, baseline: Baseline) -> ServerRace:
+def race_servers(request: Request, server: Dialect, baseline: Baseline) -> ServerRace:
     """A whole race, see `ServerRace.run`."""
-    race = ServerRace(asked)
+    race = ServerRace(request)
     for _ in race.run(server, baseline):
         pass
     return race
 
 
 def _recorded(
-    asked: Request, server: Dialect, header: dict[str, Any], entries: Sequence[Entry]
+    request: Request, server: Dialect, header: dict[str, Any], entries: Sequence[Entry]
 ) -> tuple[Lane, dict[str, Any]]:
     """The lane of a trace in which nothing was drafted, and the header's facts about its server."""
     lanes = {lane["name"]: lane.get("server") for lane in header["lanes"]}
@@ -80,7 +80,7 @@ def _recorded(
     else:
         raise BadInput("The trace holds no lane of a server that drafted nothing, so it is no baseline.")
     before = request_of(header)
-    if (before.prompt, before.raw, asdict(before.settings)) != (asked.prompt, asked.raw, asdict(asked.settings)):
+    if (before.prompt, before.raw, asdict(before.settings)) != (request.prompt, request.raw, asdict(request.settings)):
         raise BadInput("The trace was recorded with another prompt or other settings, so it is no baseline.")
     if facts.get("model") != server.facts["model"]:
         raise BadInput(f"The trace was recorded with another model than {server.facts['model']}, so it is no baseline.")
@@ -93,7 +93,7 @@ def outcome(race: ServerRace) -> Outcome:
     Unknown figures are None. Without a baseline there is no lane `plain`, and nothing to compare.
     """
     lanes = {name: DraftedLane(OWN_DRAFTER, 0) for name in race.lanes}  # the server's own drafter and K are unknown
-    settings = replace(race.asked.settings, rule=REJECTION)  # servers share no random numbers
+    settings = replace(race.request.settings, rule=REJECTION)  # servers share no random numbers
     found = Outcome.of(settings, race.entries, lanes, alone=PLAIN if len(race.begun) == 2 else None)
     if PLAIN not in race.begun:
         sentence = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
@@ -118,9 +118,9 @@ def trace_header(race: ServerRace) -> dict[str, Any]:
         "lanes": [{"name": name, "drafter": drafters[name], "server": race.servers[name]} for name in race.begun],
         "preset": str(race.servers[SPECULATIVE]["model"]),
         "drafter": OWN_DRAFTER,
-        "prompt": race.asked.prompt,
-        "raw": race.asked.raw,
-        "settings": asdict(race.asked.settings),
+        "prompt": race.request.prompt,
+        "raw": race.request.raw,
+        "settings": asdict(race.request.settings),
     }
 
 

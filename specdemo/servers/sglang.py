@@ -51,9 +51,9 @@ class SGLang:
 
     def prompt_of(self, text: str, raw: bool) -> Prompt:
         """As `Dialect.prompt_of`."""
-        asked = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
+        body = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
         try:
-            answer = self.client.post("/v1/tokenize", model=self.model, **asked)
+            answer = self.client.post("/v1/tokenize", model=self.model, **body)
         except BadInput as error:
             if raw:
                 raise
@@ -61,8 +61,8 @@ class SGLang:
         return [*self.client.read(TokenIds, answer, "does not say how it reads a prompt").tokens]
 
     def text_of(self, ids: Sequence[int]) -> str:
-        asked = {"model": self.model, "tokens": [*ids], "skip_special_tokens": True}
-        return str(self.client.post("/v1/detokenize", **asked).get("text", ""))
+        body = {"model": self.model, "tokens": [*ids], "skip_special_tokens": True}
+        return str(self.client.post("/v1/detokenize", **body).get("text", ""))
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
         return {}

@@ -71,17 +71,17 @@ class VLLM:
         self.facts = {"engine": "vLLM", "version": version, "model": model}
 
     def prompt_of(self, text: str, raw: bool) -> Prompt:
-        asked = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
-        answer = self.client.post("/tokenize", model=self.model, **asked)
+        body = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
+        answer = self.client.post("/tokenize", model=self.model, **body)
         return [*self.client.read(TokenIds, answer, "does not say how it reads a prompt").tokens]
 
     def text_of(self, ids: Sequence[int]) -> str:
         return str(self.client.post("/detokenize", model=self.model, tokens=[*ids]).get("prompt", ""))
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
-        asked = {"model": self.model, "prompt": [*prompt, *ids], "max_tokens": 1, "temperature": 0.0}
+        body = {"model": self.model, "prompt": [*prompt, *ids], "max_tokens": 1, "temperature": 0.0}
         wanted = {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
-        answer = self.client.post("/v1/completions", **asked, **wanted)
+        answer = self.client.post("/v1/completions", **body, **wanted)
         try:
             found = table_as(_Likeliest, answer).logprobs
             return {int(name.removeprefix("token_id:")): logprob for name, logprob in found.items()}
@@ -101,10 +101,10 @@ class VLLM:
             "repetition_penalty": 1.0,  # models have their own defaults
             "seed": settings.seed,
         }
-        asked = {"model": self.model, "prompt": prompt, "max_tokens": settings.max_new_tokens, "stop": [*settings.stop]}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": settings.max_new_tokens, "stop": [*settings.stop]}
         wanted = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         salt = {"cache_salt": secrets.token_hex(8)}  # so that the prompt is read, as in the other lane
-        sent = self.client.stream(VLLMEvent, "/v1/completions", **asked, **sampling, **wanted, **salt)
+        sent = self.client.stream(VLLMEvent, "/v1/completions", **body, **sampling, **wanted, **salt)
         report.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
         with closing(sent):
             steps = steps_of(pieces(sent, report), settings.max_new_tokens, report)

@@ -129,7 +129,7 @@ def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: st
         notes: gets a sentence if llama.cpp is installed and fails.
         text: is read in pieces of `PIECE` tokens, not by llama.cpp; if there is none, `TEXTS` short texts are.
     Raises:
-        BadInput, LoadError: float32 weights cannot be loaded beside those that are, or the model reads none of the
+        LoadError: float32 weights cannot be loaded beside those that are, or the model reads none of the
             texts.
     """
     texts = _texts(loaded, text)
@@ -179,7 +179,7 @@ def in_float32(loaded: Loaded) -> Iterator[MakeRunner]:
     """Makes runners of the target in float32, with the numbers that a GGUF file stores or those of the checkpoint.
 
     Raises:
-        BadInput, LoadError: see `loaded.load`.
+        LoadError: see `loaded.load`.
     """
     if loaded.weights_dtype == hardware.AS_STORED:  # other copies of a file may be rounded to bfloat16
         yield partial(eager.EagerRunner, loaded.model)
@@ -192,7 +192,7 @@ def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterat
     """The loss of each text by llama.cpp's server on the GGUF file of the target, with as many threads.
 
     Raises:
-        BadInput, LoadError: the server or its file cannot be had.
+        LoadError: the server or its file cannot be had.
     """
     gguf = str(loaded.preset.target.found(store.ignore).gguf_path(store.ignore))
     asked = {"gguf": gguf, "threads": torch.get_num_threads(), "context": max(map(len, texts)) + 1}
@@ -208,7 +208,7 @@ def loaded_as(preset: Preset, dtype: str, device: str) -> Iterator[Loaded]:
     """A preset with weights of another type than those that are loaded, beside them.
 
     Raises:
-        BadInput, LoadError: see `loaded.load`.
+        LoadError: see `loaded.load`.
     """
     other = models.load(preset, dtype, device)
     try:

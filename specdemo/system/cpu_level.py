@@ -46,10 +46,10 @@ LEVELS = {
 
 def level() -> Level:
     """What `SPECDEMO_CPU` asks for."""
-    asked = os.environ.get(SWITCH, "")
-    if asked and asked not in LEVELS:
-        raise BadInput(f"{SWITCH} is {asked!r}. Choose one of: {', '.join(LEVELS)}.")
-    return LEVELS.get(asked, WHOLE)
+    level = os.environ.get(SWITCH, "")
+    if level and level not in LEVELS:
+        raise BadInput(f"{SWITCH} is {level!r}. Choose one of: {', '.join(LEVELS)}.")
+    return LEVELS.get(level, WHOLE)
 
 
 def set_libraries() -> None:

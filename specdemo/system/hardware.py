@@ -32,12 +32,12 @@ UNQUANTIZED = torch.float16  # of the weights beside quantized ones: a CPU compu
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, **QUANTIZED}
 
 
-def choose_device(asked: str | None) -> torch.device:
+def choose_device(name: str | None) -> torch.device:
     """The device with this name; for None or "auto" a GPU if there is one.
 
     The chosen GPU becomes torch's current one, which Triton's kernels run on. Attention by cuDNN is turned off there.
     """
-    device = _device(asked)
+    device = _device(name)
     if device.type == "cuda":
         if device.index is not None:
             torch.cuda.set_device(device)
@@ -46,17 +46,17 @@ def choose_device(asked: str | None) -> torch.device:
     return device
 
 
-def choose_devices(asked: str | None) -> tuple[torch.device, torch.device | None]:
+def choose_devices(name: str | None) -> tuple[torch.device, torch.device | None]:
     """The device of the target, and that of its draft model where two are named, as in "cuda,cpu"."""
-    target, _, draft = (asked or "auto").partition(",")
+    target, _, draft = (name or "auto").partition(",")
     return choose_device(target), _device(draft) if draft else None
 
 
-def _device(asked: str | None) -> torch.device:
-    if asked in (None, "auto"):
+def _device(name: str | None) -> torch.device:
+    if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(str(asked))
+        device = torch.device(str(name))
     except RuntimeError:
         device = torch.device("meta")
     if device.type == "mps" and torch.backends.mps.is_available():
@@ -64,7 +64,7 @@ def _device(asked: str | None) -> torch.device:
     if device.type == "mps":
         raise BadInput("This machine has no Apple GPU that PyTorch can use.")
     if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"There is no device called {asked!r}. Choose one of: auto, cpu, cuda, cuda:0, mps.")
+        raise BadInput(f"There is no device called {name!r}. Choose one of: auto, cpu, cuda, cuda:0, mps.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput("This machine has no NVIDIA or AMD GPU that PyTorch can use.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -72,11 +72,11 @@ def _device(asked: str | None) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """The number type with this name; for None or "auto" the fastest on this device."""
-    if asked is not None and asked != "auto":
-        check_dtype_name(asked)
-        return DTYPES[asked]
+    if name is not None and name != "auto":
+        check_dtype_name(name)
+        return DTYPES[name]
     if device.type == "mps":
         return torch.float16  # the first of them have no instructions for bfloat16
     if device.type == "cuda":

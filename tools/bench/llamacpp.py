@@ -17,7 +17,7 @@ from specdemo.models.source import Source
 from specdemo.models.store import Progress
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
-from specdemo.servers.llamacpp import LlamaCpp, asked_of
+from specdemo.servers.llamacpp import LlamaCpp, body_of
 from specdemo.servers.llamacpp_process import started
 from specdemo.settings import Settings
 from specdemo.studies.greedy import check_tokens
@@ -42,7 +42,7 @@ class Server:
 
     def generate(self, prompt_ids: Sequence[int], settings: Settings) -> Row:
         """One text. It is not streamed, so that nothing but the server works."""
-        return answered(self.client.post("/completion", **asked_of(prompt_ids, settings), return_tokens=True))
+        return answered(self.client.post("/completion", **body_of(prompt_ids, settings), return_tokens=True))
 
 
 def answered(answer: Mapping[str, Any]) -> Row:

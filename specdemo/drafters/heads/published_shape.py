@@ -111,10 +111,10 @@ def format_of(config: Config, name: str) -> Format:
     elif "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
         found = by_name["Medusa"]
     if found is None:
-        said = architectures or config.get("model_type") or "nothing"
+        words = architectures or config.get("model_type") or "nothing"
         raise BadInput(
             f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, P-EAGLE, DFlash, "
-            f"DFlash 2, DSpark, Medusa or the library speculators; it names {said}."
+            f"DFlash 2, DSpark, Medusa or the library speculators; it names {words}."
         )
     return found._replace(target=config.get("target_model_name_or_path") or config.get("base_model_name_or_path"))
 
@@ -197,8 +197,8 @@ class ShapeReader:
         except ValidationError as error:
             first = error.errors()[0]
             field, value = str(first["loc"][0]), 0 if first["type"] == "missing" else first["input"]
-            said = PublishedConfig.model_fields[field].description or "has a {name} that is not read here: {value!r}"
-            raise BadInput(f"{name} {said.format(name=field, value=value)}.") from error
+            words = PublishedConfig.model_fields[field].description or "has a {name} that is not read here: {value!r}"
+            raise BadInput(f"{name} {words.format(name=field, value=value)}.") from error
         # SpecForge's DSpark, which names itself in the table, drafts after the anchor as DFlash does.
         self._from_anchor = found.method == "dspark" and "projector_type" not in tables[0]
 
@@ -245,8 +245,8 @@ class ShapeReader:
                 raise ValueError(rope)
             rope_of(shape)
         except (KeyError, TypeError, ValueError) as error:
-            said = json.dumps(stated)
-            raise BadInput(f"{self.name} rotates its keys in a way that is not read here: {said}.") from error
+            words = json.dumps(stated)
+            raise BadInput(f"{self.name} rotates its keys in a way that is not read here: {words}.") from error
         return replace(shape, **(self._blocks(windows) if self.format.kind == "block" else self._eagle()))
 
     def _eagle(self) -> dict[str, Any]:
