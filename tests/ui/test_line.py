@@ -35,7 +35,7 @@ from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script
 from ..fakes.network import Network
-from ..sentences import gist, refuses, telling, tells
+from ..sentences import refuses, telling, tells
 from .browser import Caller, in_a_loop_of_its_own, run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
 from .test_messages import ask
