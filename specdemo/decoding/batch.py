@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..engines.passes import PendingPass
 from ..engines.runner import Pass
-from ..system.progress import Stopped
+from ..system.progress import Stopped, check_stopped
 from .events import Event, Round
 from .loop import Decoding
 
@@ -146,6 +146,7 @@ def _outcomes(wanted: Sequence[PendingPass]) -> list[Tensor | Exception]:
     whose rows it failed for.
     """
     places = [each.place for each in wanted] if len(wanted) > 1 else []
+    check_stopped()
     try:
         return [*read_together(wanted)]
     except Stopped:

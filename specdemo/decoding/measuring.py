@@ -92,7 +92,6 @@ def try_out(
                 next(events)  # the prefill; the first draft reads the prompt as well
                 end = time.perf_counter() + TRYING_SECONDS
                 for _ in events:
-                    check_stopped()
                     firsts = costs.first_guesses
                     if time.perf_counter() > end and firsts[drafter, True] + firsts[drafter, False] >= least_drafts:
                         break

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..decoding.acceptance import parents_of
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
-from ..system.progress import check_stopped
 from ..tokens import DraftedToken, Token
 from .probabilities import probabilities_of
 from .trace import Entry
@@ -64,7 +63,6 @@ def write_in_turn(runs: Mapping[Name, Iterator[Event]]) -> dict[Name, list[Event
     found: dict[Name, list[Event]] = {name: [] for name in runs}
     with closing(take_turns(runs, lambda event: len(emitted_tokens(event)))) as turns:  # type: ignore[type-var]
         for name, event in turns:
-            check_stopped()
             found[name].append(event)
     return found
 

@@ -90,7 +90,8 @@ class Domains(Grid):
             yield from counts_of(events)
 
     def words(self) -> list[str]:
-        return in_words(self.runs) or ["Too few drafted tokens were tested to say where they pass."]
+        few = ["Too few drafted tokens were tested to say where they pass."] * bool(self.runs)
+        return in_words(self.runs) or few
 
     def drawn(self) -> Mapping[str, Rows]:
         return grouped(self.rows(), lambda row: row["by"])

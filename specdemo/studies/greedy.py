@@ -150,9 +150,11 @@ def _theirs(loaded: Loaded, prompt_ids: Sequence[int], max_new_tokens: int) -> l
     """What transformers' `generate` writes greedily. All other settings are those of the checkpoint."""
     from transformers import GenerationConfig
 
+    from ..engines.modules import make_stoppable
     from ..engines.settled import settled
 
     model = settled(loaded.model, len(prompt_ids) + max_new_tokens)  # else longer texts can begin otherwise than ours
+    make_stoppable(model)
     ids = torch.tensor([prompt_ids], device=loaded.device)
     ends = {"eos_token_id": sorted(loaded.eos_ids) or None, "pad_token_id": min(loaded.eos_ids, default=None)}
     # Some checkpoints ask for another penalty.

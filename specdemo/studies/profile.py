@@ -14,6 +14,7 @@ from ..decoding.events import Event, Prefilled, Round
 from ..drafters.names import DRAFTERS, drafter_class
 from ..settings import COMMAND, MAX_K, Field, Settings
 from ..system.imports import LazyModule
+from ..system.progress import check_stopped
 from . import theory
 from .grid import Figure, Figures, Grid, Row, Runs, average, summarise, values
 from .plots import Axis, Plot
@@ -171,6 +172,7 @@ def _timed_passes(runner: Runner, prompt_ids: Sequence[int], settings: Settings)
     try:
         runner.prefill(prompt_ids)
         for count in [*range(1, LONGEST + 1)] * SWEEPS:
+            check_stopped()
             ids = [prompt_ids[index % len(prompt_ids)] for index in range(count)]
             began = time.perf_counter()
             float(runner.forward(ids)[-1, 0])  # a GPU is done when a number can be read

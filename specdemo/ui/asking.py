@@ -81,7 +81,7 @@ def halting(runs: Runs) -> Callable[[Any], None]:
     """What a script may ask for: it knows the ids of the runs it was shown, and no others."""
 
     def halt(run_id: Any) -> None:
-        """The run ends by itself, after the step that it is at."""
+        """The run ends by itself, at the next pass."""
         if run := runs.find(Job, str(run_id)):
             run.stop.set()
 

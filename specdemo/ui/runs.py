@@ -154,11 +154,11 @@ class Runs:
             job = self._runs.get(run_id)
         return job if isinstance(job, kind) else None
 
-    def latest(self, session: str | None, kind: type[J]) -> J | None:
-        """The session's latest job of that kind, if it is kept."""
+    def latest(self, session: str | None, kind: type[J], work: str | None = None) -> J | None:
+        """The session's latest job of that kind, and of that `Job.work` if it is given, if it is kept."""
         with self._lock:
             theirs = (job for job in reversed(self._runs.values()) if job.session == session)
-            return next((job for job in theirs if isinstance(job, kind)), None)
+            return next((job for job in theirs if isinstance(job, kind) and work in (None, job.work)), None)
 
     @contextmanager
     def present(self, session: str) -> Iterator[None]:

@@ -262,6 +262,9 @@ def test_stop_interrupts_a_step_of_the_lab() -> None:
                 check_stopped()
             yield "too late"
 
+        def rows(self) -> list[dict[str, Any]]:
+            return []
+
     engine = Script().engine()
     with ThreadPoolExecutor(1) as threads:
         run = LabRun("scripted", Slow, {})
@@ -269,8 +272,7 @@ def test_stop_interrupts_a_step_of_the_lab() -> None:
         assert reached.wait(10)
         began = time.monotonic()
         run.stop.set()
-        with refuses(EngineTrouble, "Stopped began."):
-            done.result()
+        assert tells(json.loads(done.result()[-1])["end"], "Stopped nothing")
         assert time.monotonic() - began < 5
 
 

@@ -55,7 +55,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "causes": {"each": 1, "max_new_tokens": 16, "drafter": "ngram"},
 }
 LONG = {"rounds": 20_000, "prompts": 0, "drafter": "ngram"}
-STILL_RUNNING = telling("request running: wait")
 Open = Callable[..., tuple[Page, Locator]]
 
 
@@ -218,7 +217,7 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
         expect(shown.locator(".lab-progress")).to_be_in_viewport()
         expect(says(shown)).to_be_empty()
         shown.locator(".lab-stop").click()
-        expect(says(shown)).to_contain_text(telling("Stopping after step"))
+        expect(says(shown)).to_contain_text(telling("Stopping"))
         stopped.set()  # it does not wait for the warm-up
         expect(says(shown)).to_contain_text(telling("Stopped There nothing"))
     expect(shown.get_by_text("Download JSON")).to_be_hidden()
@@ -446,15 +445,11 @@ def begin_long(page: Page, shown: Locator) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_pictures_come_while_it_runs_and_move_nothing_and_stop_keeps_them(new_lab: Open) -> None:
-    page, shown = new_lab("lossless", forgive="429")
+    page, shown = new_lab("lossless")
     begin_long(page, shown)
     level = shown.locator(".lab-progress")
     expect(level).to_contain_text("s left")
     assert 0 < float(re.findall(r"([\d.]+)%", level.inner_text())[0]) < 100
-    choose(page, "sweep")
-    page.locator("#lab-sweep .lab-run").click()
-    expect(says(page.locator("#lab-sweep"))).to_have_text(STILL_RUNNING)
-    choose(page, "lossless")
     figure(shown, "How far off").scroll_into_view_if_needed()
     page.evaluate(SHIFTS)
     before = spoken(shown, "How far off")
@@ -465,23 +460,41 @@ def test_pictures_come_while_it_runs_and_move_nothing_and_stop_keeps_them(new_la
     expect(says(shown)).to_contain_text(telling("Stopped This until"))
     whole, _ = files(page, shown)
     assert whole["stopped"]
-    assert 0 < whole["sampling"][-1]["rounds"] < 20_000
+    assert 0 < whole["sampling"]["rounds"] < 20_000
     choose(page, "domains")
     measure(page, "domains")  # the model is free again
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_while_a_run_goes_on_its_visitor_cannot_race_and_another_can_leave_the_line(
-    new_lab: Open, visit: Visit, lab_url: str
-) -> None:
+def test_other_tabs_tell_what_runs_and_stop_it_and_what_is_started_there_waits_and_then_runs(new_lab: Open) -> None:
     page, shown = new_lab("lossless", forgive="429")
     begin_long(page, shown)
-    page.get_by_role("tab", name="Race").click()
-    page.fill("#prompt textarea", "one two three")
-    page.click("#run")
-    expect(page.locator("#race .sd-sentence")).to_have_text(STILL_RUNNING)
-    page.get_by_role("tab", name="Lab").click()
+    elsewhere, title = page.locator(".sd-elsewhere"), STUDIES["lossless"].title
+    expect(elsewhere).to_be_hidden()
+    race(page, "one two three", until="waiting")
+    expect(elsewhere).to_contain_text(title)
+    expect(elsewhere).to_contain_text(re.compile(r"\d%.* left"))
+    expect(page.locator("#race .sd-sentence")).to_contain_text(f"Waits for: {title}")
+    expect(page.locator("#race .sd-why-exact")).to_contain_text(waiting(1, 1))
+    third = choose(page, "sweep")
+    third.locator(".lab-run").click()
+    expect(says(third)).to_contain_text(telling("2 requests"))
+    expect(elsewhere).to_be_visible()
+    elsewhere.get_by_role("button").click()
+    page.locator("#race [data-state=ended]").wait_for(state="attached")
+    expect(elsewhere).to_be_hidden()
+    choose(page, "lossless")
+    expect(says(shown)).to_contain_text(telling("Stopped This until"))
+    whole, _ = files(page, shown)  # though another run was begun after it
+    assert whole["stopped"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unhurried")
+def test_while_a_run_goes_on_another_visitor_can_leave_the_line(new_lab: Open, visit: Visit, lab_url: str) -> None:
+    page, shown = new_lab("lossless")
+    begin_long(page, shown)
     other = visit(at=lab_url)
     other.get_by_role("tab", name="Lab").click()
     theirs = choose(other, "domains")
@@ -497,9 +510,6 @@ def test_while_a_run_goes_on_its_visitor_cannot_race_and_another_can_leave_the_l
     expect(says(shown)).to_contain_text("Stopped")
     expect(says(theirs)).to_have_text("Done.")
     assert figure(shown, "How far off").is_visible()
-    page.get_by_role("tab", name="Race").click()
-    page.click("#run")
-    page.locator("#race [data-state=ended]").wait_for()
 
 
 @pytest.mark.slow

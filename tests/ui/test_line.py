@@ -28,13 +28,14 @@ from specdemo.ui.lab.run import work_of
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.race.run import RaceRun
+from specdemo.ui.runs import QueuePosition
 from specdemo.ui.serving import line, queue
 from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of, is_heard
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script
 from ..fakes.network import Network
-from ..sentences import gist, refuses, telling, tells
+from ..sentences import refuses, telling, tells
 from .browser import Caller, in_a_loop_of_its_own, run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
 from .test_messages import ask
@@ -62,15 +63,23 @@ def held(place: tuple[str, Script, Runs]) -> Iterator[str]:
         assert last.outcome(last.join("last"))
 
 
-def test_a_session_has_one_in_the_line(held: str) -> None:
+def test_of_a_session_one_waits_for_the_other_and_a_third_is_refused(held: str, place: Any) -> None:
+    _, script, runs = place
     with Caller(held, 1) as first, Caller(held, 2) as second:
         assert first.join("one", "mine").status_code == 200
-        wait_until(lambda: "running" in first.join("one", "mine").text)
-        again = first.join("two", "mine")
-        assert again.status_code == 429
-        assert tells(again.json()["detail"], "request running: wait")
-        assert second.join("one", "theirs").status_code == 200
-        assert gist(second.join("two", "theirs").json()["detail"]) == "Your 1 wait"
+        wait_until(lambda: script.open_races == 1)
+        assert runs.place("mine") is None
+        waits = first.join("two", "mine")
+        assert waits.status_code == 200
+        assert runs.place("mine") == QueuePosition(1, 1, [RACE], [])
+        refused = first.join("three", "mine")
+        assert refused.status_code == 429
+        assert tells(refused.json()["detail"], "2 requests")
+        answers = [second.join("one", "theirs") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert runs.place("theirs").place == 2  # the first of both that wait
+        script.gate.set()
+        assert first.outcome(waits)["plain"]["text"]  # and it ran in its turn
 
 
 def fill(caller: Caller, script: Script) -> None:
@@ -85,7 +94,7 @@ def test_an_address_has_three_in_the_line(held: str, place: Any) -> None:
         fill(first, place[1])
         refused = first.join("one", "session 4")
         assert refused.status_code == 429
-        assert gist(refused.json()["detail"]) == "3 2 wait"
+        assert tells(refused.json()["detail"], "3 address")
         assert first.join("no session").status_code == 429
         assert second.join("one").status_code == 200
 
@@ -126,8 +135,8 @@ def test_a_function_is_counted_however_its_number_is_written() -> None:
             ]
             assert caller.http.post("/gradio_api/queue/join", json=bodies[0] | {"fn_index": 1}).status_code == 200
             answers = [caller.http.post("/gradio_api/queue/join", json=body) for body in bodies]
-            assert [answer.status_code for answer in answers] == [422] * 4
-            assert all(tells(answer.text, "request still") for answer in answers)
+            assert [answer.status_code for answer in answers] == [200, *[422] * 3]
+            assert all(tells(answer.text, "2 requests") for answer in answers[1:])
     finally:
         gate.set()
         page.close(verbose=False)
@@ -159,7 +168,7 @@ def test_a_python_client_is_told_the_sentence(held: str, monkeypatch: pytest.Mon
     with Caller(held, 2) as other:
         wait_until(lambda: other.join("one", client.session_hash).status_code == 429)
         for endpoint in ("/race", "/compare"):
-            with refuses(Exception, "running:"):
+            with refuses(Exception, "2 requests"):
                 client.predict(prompt="two", api_name=endpoint)
     waiting.cancel()
     client.close()
@@ -231,7 +240,7 @@ def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) 
     with Caller(held, 1) as neighbour:
         fill(neighbour, place[1])
         run(page, "one two three", until="failed")
-        words = telling("3 address 2")
+        words = telling("3 address")
         expect(page.locator(".sd-sentence").first).to_contain_text(words)
         page.get_by_role("tab", name="Lab").click()
         page.click("#lab-profile .lab-run")

@@ -33,7 +33,7 @@ from specdemo.racing.batch import batch as batch_of
 from specdemo.racing.race import drafters_of, rule_for
 from specdemo.settings import AUTO, MAX_SEED, REJECTION, Settings
 from specdemo.studies.prompts import read_prompts
-from specdemo.system.progress import Stopped
+from specdemo.system.progress import Stopped, attended
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.doubles import (
     MODEL_VOCAB,
@@ -403,6 +403,17 @@ def test_what_stops_the_work_stops_all_of_it(toy: EngineToy) -> None:
     made[1].drafter = Scripted(propose)
     with pytest.raises(Stopped):
         list(decode_batch(made, 3))
+    assert all(not runner.length for runner in toy.runners)
+
+
+def test_a_stop_comes_before_the_next_pass(toy: EngineToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads the events: nobody has to look between two of them."""
+    passes, read = list[int](), batch.read_together
+    monkeypatch.setattr(batch, "read_together", lambda wanted: passes.append(len(wanted)) or read(wanted))  # type: ignore[func-returns-value]
+    made = list(decodings(toy, "none", [Settings(k=2, max_new_tokens=9)] * 3, prompts(3)))
+    with attended(lambda: len(passes) == 4), pytest.raises(Stopped):
+        list(decode_batch(made, 3))
+    assert len(passes) == 4
     assert all(not runner.length for runner in toy.runners)
 
 

@@ -39,6 +39,7 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import RunnerWithMemory, from_one_context
 from specdemo.studies.rules import BROKEN, Acceptance, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
+from specdemo.system.progress import Stopped, attended
 from specdemo.tokens import Draft, Token
 from tests.harness.classes import Loaded, Match, Rejection
 from tests.harness.doubles import ids_of
@@ -353,6 +354,18 @@ def test_greedy_texts_are_the_targets_and_transformers_own(loaded: Loaded) -> No
     alone = list(greedy(loaded, PROMPTS, ["ngram"], Settings(k=3, max_new_tokens=24), transformers=False))
     assert alone == checks[::3]
     assert greedy_lab.steps(PROMPTS, ["ngram"], transformers=False) == 2
+
+
+def test_transformers_stops_before_its_next_layer(loaded: Loaded) -> None:
+    held = loaded.model
+    passes: list[int] = []
+    counted = held.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        with attended(lambda: len(passes) == 3), pytest.raises(Stopped):
+            greedy_lab._theirs(loaded, loaded.encode(PROMPT), 24)
+    finally:
+        counted.remove()
+    assert len(passes) == 3
 
 
 def test_a_difference_that_is_no_near_tie_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

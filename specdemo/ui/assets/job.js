@@ -3,8 +3,56 @@ import * as sd from "./page.js";
 import { page } from "./page.js";
 import { askPlace, beforeInWords, placeInWords } from "./top.js";
 
-/** Each kind has its `kind`, the `trigger` and `server` of its part of the page, and `say`, `words` and `apply`. */
+/** All of the page. A job that waits hears its place in line; one that runs is named in the other tabs, with Stop. */
+const jobs = () => [page.race, ...Object.values(page.lab)].filter(Boolean);
+const running = () => jobs().find((job) => job.is("loading", "running"));
+const waitsFor = () => `Waits for: ${running().name}.`.replace("?.", "?");
+page.waits = (line) => jobs().find((job) => job.queued)?.placed(line);
+
+const elsewhere = sd.clone("sd-elsewhere").firstElementChild;
+const { words: runs, stop } = sd.parts(elsewhere);
+stop.addEventListener("click", () => running()?.stop());
+const showElsewhere = () => {
+  const job = running();
+  elsewhere.hidden = !job || job.inSight;
+  if (!elsewhere.isConnected) document.querySelector(".gradio-container")?.append(elsewhere);
+  if (job) sd.put(runs, `${job.name} is running${job.progress ? `: ${job.progress}` : ""}`);
+};
+const sight = new IntersectionObserver((seen) => {
+  for (const { target, boundingClientRect } of seen) target.sdJob.inSight = boundingClientRect.height > 0; // or its tab is not open
+  showElsewhere();
+});
+
+/** Each kind has its `kind`, its `name`, the `trigger` and `server` of its part of the page, `mark`, `words` and `apply`. */
 export class Job {
+  /** Its element: whether its tab is open. */
+  lookAt(element) {
+    element.sdJob = this;
+    sight.observe(element);
+  }
+
+  say(state) {
+    this.mark(state);
+    showElsewhere();
+  }
+
+  /** How far it is, in words. */
+  advance(words) {
+    this.progress = words;
+    showElsewhere();
+  }
+
+  /** It waits in line, or is about to. */
+  get queued() {
+    return this.is("waiting") && !this.run;
+  }
+
+  placed(line) {
+    const place = placeInWords(line);
+    if (running()) this.words(waitsFor(), place);
+    else this.words(place, beforeInWords(this.kind, line.before));
+  }
+
   is(...states) {
     return states.includes(this.state);
   }
@@ -20,11 +68,10 @@ export class Job {
       throw new Error(`A ${this.kind} is waiting or running.`);
     }
     this.run = null;
+    this.progress = "";
     this.say("waiting");
-    this.words("Waiting for the model.");
-    const waits = () => this.is("waiting") && !this.run;
-    page.waits = (line) => waits() && this.words(placeInWords(line), beforeInWords(this.kind, line.before));
-    askPlace(waits);
+    this.words(running() ? waitsFor() : "Waiting for the model.");
+    askPlace(() => this.queued);
     return values;
   }
 
@@ -70,11 +117,11 @@ export class Job {
     this.over(sd.UNREACHABLE, "failed");
   }
 
-  /** Stop was pressed. What has begun ends by itself, after the step that it is at. */
+  /** Stop was pressed. What has begun ends by itself, within a second. */
   stop() {
     if (this.run && this.busy) {
       this.server.halt(this.run);
-      this.words("Stopping after this step.");
+      this.words("Stopping.");
     } else if (this.busy) {
       this.cancel();
       this.over("Stopped.");

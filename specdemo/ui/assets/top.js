@@ -68,7 +68,8 @@ const follow = (as = session) => {
 /** Gradio puts a run into the line after the page was last told of it: so the page asks, until it knows its place. */
 export const askPlace = (waits, after = ASK_MS) => {
   setTimeout(() => {
-    if (!waits() || page.status?.line) return;
+    if (!waits()) return;
+    if (page.status?.line) return page.waits(page.status.line); // maybe the same as that of a job before, of which nobody tells
     follow();
     askPlace(waits, ASK_AGAIN_MS);
   }, after);

@@ -94,8 +94,6 @@ class LabRun(Job):
                 yield share, f"{words}, {share:.0%}. {self._left_in_words()}".rstrip()
             else:
                 whole = True
-        if self.stop.is_set() and not study.done:
-            raise self._before_it_began()
         self.values, self.measured = study.values(), study.measured()
         self._show(study)
         stopped = not whole and self.stop.is_set()

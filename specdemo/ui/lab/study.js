@@ -6,7 +6,7 @@ import { page } from "../assets/page.js";
 class Study extends Job {
   kind = "study";
 
-  say(state) {
+  mark(state) {
     this.state = this.view.dataset.state = state;
   }
 
@@ -22,6 +22,7 @@ class Study extends Job {
       this.pictured = 0;
     }
     sd.put(this.at, words ?? "");
+    this.advance(words ?? "");
     this.bar.value = share ?? 0;
     if (end) this.over(end);
     if (end || pictured > this.pictured) this.trigger("show");
@@ -33,7 +34,8 @@ class Study extends Job {
 export const mountStudy = (element, props, watch, trigger, server) => {
   const study = (page.lab[props.study] = new Study());
   element.replaceChildren(sd.clone("sd-study"));
-  Object.assign(study, { trigger, server, view: element.closest(".lab-view"), ...sd.parts(element) });
+  Object.assign(study, { trigger, server, view: element.closest(".lab-view"), name: props.title, ...sd.parts(element) });
+  study.lookAt(study.view);
   watch("value", () => {
     const value = JSON.parse(props.value || '{"words": ""}');
     if ("words" in value) study.words(value.words, "", value.failed);

@@ -142,8 +142,8 @@ class StudyTab:
                             self.race_it = gr.Button("Race it")
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
-                        script = {"server_functions": [halting(runs)], "study": study.name, "elem_classes": "lab-says"}
-                        self.says = Part("mountStudy", ("go", "show", "cancel"), **script)
+                        script = {"server_functions": [halting(runs)], "study": study.name, "title": study.title}
+                        self.says = Part("mountStudy", ("go", "show", "cancel"), elem_classes="lab-says", **script)
                     others = [field for field in form if field not in first]
                     self.fields |= _controls(study.name, others, engine, folded=True)
                 with gr.Column(elem_classes="lab-results"):
@@ -177,8 +177,8 @@ class StudyTab:
 
     def show(self, request: gr.Request) -> Updates:
         """What there is of the visitor's run."""
-        asked = self.runs.latest(request.session_hash, LabRun)
-        if asked is None or asked.study is not self.study:
+        asked = self.runs.latest(request.session_hash, LabRun, work_of(self.study))
+        if asked is None:
             return {self.measured: gr.skip()}
         with self.engine.other_work.counted():  # the last picture is shown when the next in line may race already
             updates = self.results.update(asked.picture) if asked.picture else {}

@@ -39,6 +39,7 @@ const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
 export class Race extends Job {
   kind = "race";
+  name = "The race";
   measure = "speed-up"; // what its large number is after a race
 
   constructor(element, trigger, server) {
@@ -171,7 +172,7 @@ export class Race extends Job {
     parts.share.hidden = this.busy || this.is("opening");
   }
 
-  say(state) {
+  mark(state) {
     this.state = state;
     this.root.dataset.state = state;
     this.parts.front.inert = this.is("idle", "opening"); // there is nothing to read yet
@@ -393,5 +394,6 @@ export class Race extends Job {
 export const mountRace = (element, props, watch, trigger, server) => {
   page.race ??= new Race(element.firstElementChild, trigger, server);
   Object.assign(page.race, { trigger, server, home: element, recording: props.recording, attract: props.attract });
+  page.race.lookAt(page.race.root);
   watch("value", () => page.race.told(JSON.parse(props.value)));
 };

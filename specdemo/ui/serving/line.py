@@ -29,6 +29,7 @@ MODEL: dict[str, Any] = {"concurrency_id": MODEL_LINE, "concurrency_limit": 1}  
 LOAD = "load"  # the work of an event that loads a preset
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}  # for an event of the page's own
 MAX_WAITING = 16
+MAX_OF_SESSION = 2  # one that runs, and one that waits its turn
 MAX_OF_ADDRESS = 3
 CANCELLING = ("/gradio_api/cancel", "/gradio_api/reset")  # Gradio's page calls both for the same event
 JOINING = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?(?P<name>[^/]+))/?$")
@@ -52,7 +53,7 @@ class Door:
     """Middleware that lets an event join the line, or answers 429 with a sentence on why it may not; and keeps Gradio
     from cancelling another event than the one that a page names.
 
-    One race or measurement for each session and three for each address can be waiting or running, besides three loads
+    Two races or measurements of each session and three of each address can be waiting or running, besides three loads
     of presets for each address, and sixteen events can wait. The page asks for the sentence by `Runs.refusal`, because
     Gradio's script shows it for some seconds only.
     """
@@ -99,17 +100,13 @@ class Door:
         """A sentence if the event may not join, else an empty text."""
         waiting, running = events_of(scope["app"].get_blocks(), MODEL_LINE)
         alike = [event for event in (*running, *waiting) if _is_job(event.fn) == _is_job(fn)]
-        places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
-        for event in alike:
-            if _is_job(fn) and session and event.session_hash == session:
-                return f"Your last request is still {places.get(id(event), 'running')}: wait for it, or stop it."
+        own = [event for event in alike if session and event.session_hash == session]
+        if _is_job(fn) and len(own) >= MAX_OF_SESSION:
+            return f"{len(own)} of your requests are in the line: wait until one ends, or stop it."
         address = address_of(scope, self.proxied)
         theirs = [event for event in alike if address_of(event.request.scope, self.proxied) == address]
         if len(theirs) >= MAX_OF_ADDRESS:
-            last = places.get(id(theirs[-1]), "running")
-            return (
-                f"{len(theirs)} requests from your address are in the line, the last one {last}: wait until one ends."
-            )
+            return f"{len(theirs)} requests from your address are in the line: wait until one ends."
         if len(waiting) >= MAX_WAITING:
             return f"{len(waiting)} requests are waiting. Try again {self._in(waiting)}."
         return ""
@@ -188,12 +185,12 @@ def _cancelled(blocks: Any, body: bytes) -> bytes | None:
 
 
 def place_of(blocks: Any, session: str) -> QueuePosition | None:
-    """The place of a session's last event; None if it does not wait."""
+    """The place of the session's first race or study that waits; None if none does."""
     waiting, running = events_of(blocks, MODEL_LINE)
-    places = [place for place, event in enumerate(waiting, 1) if event.session_hash == session]
+    places = [at for at, event in enumerate(waiting, 1) if event.session_hash == session and _is_job(event.fn)]
     if not places:
         return None
-    works, place = [_work(event.fn) for event in waiting], places[-1]
+    works, place = [_work(event.fn) for event in waiting], places[0]
     return QueuePosition(place, len(waiting), [_work(event.fn) for event in running], works[: place - 1])
 
 
