@@ -1634,13 +1634,13 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
         cells = [
             cell.bounding_box() for cell in page.locator("#race .sd-table :is(td, thead th:not(:first-child))").all()
         ]
-        for cell in cells:  # 5 figures of 4 lanes, and their headings
+        for cell in cells:  # 6 figures of 4 lanes, and their headings
             assert cell
             assert card["x"] < cell["x"]
             assert cell["x"] + cell["width"] < card["x"] + card["width"]
-        assert len(cells) == 25
+        assert len(cells) == 30
         columns = {round(cell["x"] + cell["width"]) for cell in cells if cell}
-        assert len(columns) == 5  # below their headings
+        assert len(columns) == 6  # below their headings
         for part in page.locator("#race :is(.sd-lane, .sd-table, .sd-time)").all():
             box = part.bounding_box()
             assert box
