@@ -60,7 +60,7 @@ class Race:
 
     @property
     def speed_up(self) -> float | None:
-        """That of the fastest lane; None if nothing was drafted."""
+        """That of the fastest lane while writing; None if nothing was drafted. `numbers` has `speed_up_in_all` too."""
         return self.outcome.speed_up
 
     @property

@@ -17,7 +17,7 @@ from typer import Option
 
 from ..decoding.events import Finished, emitted_tokens
 from ..errors import BadInput
-from ..formats import byte_size
+from ..formats import byte_size, formatted
 from ..models.presets import load_presets
 from ..racing.memory import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
@@ -317,11 +317,12 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     """
     verdicts = outcome["verdicts"]
     titles = {PLAIN: "target alone", SPECULATIVE: f"with {drafter}"}
-    lanes = {name: {**outcome[name]["stats"], "speed-up": ""} for name in (PLAIN, *verdicts)}
+    ratios = {"speed_up": "speed-up, writing", "speed_up_in_all": "speed-up, in all"}
+    lanes = {name: {**outcome[name]["stats"], **dict.fromkeys(ratios.values(), "")} for name in (PLAIN, *verdicts)}
     for name, found in verdicts.items():
-        lanes[name]["speed-up"] = None if found["speed_up"] is None else f"{found['speed_up']:.2f}×"
+        lanes[name] |= {words: formatted(found[ratio], "times", "-") for ratio, words in ratios.items()}
     of_all = {"tokens_per_second_of_all": "{:.1f}"} if "readers" in lanes[PLAIN] else {}
-    shapes = {**FIGURES, **of_all, "speed-up": "{}"}
+    shapes = {**FIGURES, **of_all, **dict.fromkeys(ratios.values(), "{}")}
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)
     said = {name: found["sentence"] for name, found in verdicts.items()}
     others = [f"{name}: {sentence}" for name, sentence in said.items() if sentence not in outcome["sentence"]]

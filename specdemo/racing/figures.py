@@ -207,6 +207,11 @@ class LaneFigures:
         return growth - 1 if growth >= LONGER else 0.0
 
     @property
+    def longest(self) -> LaneFigures:
+        """Of several readers the one that took longest."""
+        return self
+
+    @property
     def context(self) -> int:
         return self.prompt_tokens + self.tokens
 
@@ -251,14 +256,18 @@ class ReaderFigures(LaneFigures):
             self._ready.add(name)
         return counts
 
+    @property
+    def longest(self) -> LaneFigures:
+        return max(self.lanes.values(), key=lambda lane: lane.seconds, default=self)
+
     def as_dict(self) -> dict[str, Any]:
         """Of the whole run the times, which are those of the reader that took longest, and the tokens of all;
         `tokens_per_second_of_all` is the speed of all together."""
-        longest, rate = max(self.lanes.values(), key=lambda lane: lane.seconds), self.tokens_per_second
+        rate = self.tokens_per_second
         of_all = {"tokens": sum(lane.tokens for lane in self.lanes.values()), "readers": self.readers}
         return {
             **self.some(FIGURES),
-            **longest.some(TIMES),
+            **self.longest.some(TIMES),
             **of_all,
             "tokens_per_second_of_all": rate and rate * self.readers,
         }
@@ -304,11 +313,26 @@ def ratio_of_speeds(plain: LaneFigures, lane: LaneFigures) -> float | None:
 
 
 def speed_up(plain: LaneFigures, lane: LaneFigures) -> float | None:
-    """`ratio_of_speeds`; None if nothing was drafted: the difference of two equal lanes is timing noise.
+    """How many times as fast a text is written, `ratio_of_speeds`: without the time to read the prompt and what the
+    first draft takes beyond the usual one. None if nothing was drafted: the difference of two equal lanes is noise.
 
-    The page, the Lab, the bench and the sentences all use this definition.
+    The page, the Lab, the bench and the sentences all use this definition, and call it "writing".
     """
     return None if lane.drafted == 0 else ratio_of_speeds(plain, lane)
+
+
+def speed_up_in_all(plain: LaneFigures, lane: LaneFigures) -> float | None:
+    """The seconds of the target alone over those of a lane, prompt included: "in all". If one text is shorter, its time
+    is that of a text as long as the other. None without a `speed_up`.
+
+    Of several readers the times are those of the reader that took longest, from before its prompt was read.
+    """
+    if speed_up(plain, lane) is None:
+        return None
+    alone, own = plain.longest, lane.longest
+    tokens = max(alone.tokens, own.tokens)
+    others, mine = alone.seconds_for(tokens), own.seconds_for(tokens)
+    return others / mine if others and mine else None
 
 
 def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]:

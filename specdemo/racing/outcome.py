@@ -16,9 +16,10 @@ from .verdict import LaneVerdict
 from .weights import NOWHERE, memory_rate_of, memory_share
 from .words import sentence
 
-RACE = "verdicts", "speed_up", "sentence", "comparison"
+RACE = "verdicts", "speed_up", "speed_up_in_all", "sentence", "comparison"
 MEMORY = "memory_shares", "memory_rate"
-PAGE = "stopped", "speed_up", "speed_ups", "sentence", "headline", "advice", "chips", "verdicts", "exactness", "stats"
+SPEED_UPS = "speed_up", "speed_up_in_all", "speed_ups", "speed_ups_in_all"
+PAGE = "stopped", *SPEED_UPS, "sentence", "headline", "advice", "chips", "verdicts", "exactness", "stats"
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,13 @@ class Outcome:
 
     @property
     def speed_up(self) -> float | None:
-        """The largest of all lanes; None if there is none."""
-        return max((found.speed_up for found in self.verdicts.values() if found.speed_up is not None), default=None)
+        """That of the fastest lane while writing; None if there is none."""
+        return self.best.speed_up if self.verdicts else None
+
+    @property
+    def speed_up_in_all(self) -> float | None:
+        """That of the same lane, prompt included."""
+        return self.best.in_all if self.verdicts else None
 
     @property
     def comparison(self) -> Comparison | None:
@@ -150,7 +156,9 @@ class Outcome:
         return {
             "stopped": self.stopped,
             "speed_up": self.speed_up,
+            "speed_up_in_all": self.speed_up_in_all,
             "speed_ups": {lane: found["speed_up"] for lane, found in verdicts.items()},
+            "speed_ups_in_all": {lane: found["speed_up_in_all"] for lane, found in verdicts.items()},
             "sentence": self.sentence,
             "headline": sentence("race headline", self),
             "advice": sentence("advice", self.best) if long and self.readers == 1 else "",

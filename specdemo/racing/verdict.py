@@ -15,7 +15,7 @@ from typing import Any
 from ..drafters.names import DRAFTERS
 from ..tokens import FloatIfKnown, IntIfKnown
 from .compare import OWN_DRAFTER, Comparison, exact_rows
-from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speeds_by_k
+from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speed_up_in_all, speeds_by_k
 from .request import DraftedLane
 from .weights import ENOUGH, bytes_of, memory_share
 from .words import sentence, sentences
@@ -38,7 +38,8 @@ class LaneVerdict:
         comparison: of the two texts; None if they need not be the same.
         environment: of the loaded preset, or from a trace; with the `memory_rate` measured after the race.
         doubt: a sentence if the head that drafts seems to be wired wrongly.
-        speed_up: None if nothing was drafted; `ratio` is that of the speeds all the same.
+        speed_up: while writing; None if nothing was drafted; `ratio` is that of the speeds all the same.
+        in_all: the speed-up of all the time, prompt included.
         noise: by this share the speed-up may be off by chance.
         tokens: what a mean round emits. It breaks even at `needed`, which is the cost of the round.
         parts: what of that cost, beyond 1, goes into `drafting`, `checking` drafts and the `rest`.
@@ -59,6 +60,7 @@ class LaneVerdict:
         plain, lane = self.plain, self.lane
         self.ratio: FloatIfKnown = ratio_of_speeds(plain, lane)
         self.speed_up: FloatIfKnown = speed_up(plain, lane)
+        self.in_all: FloatIfKnown = speed_up_in_all(plain, lane)
         self.shorter, self.readers = min(plain.tokens, lane.tokens), lane.readers
         self.has_ended = bool(plain.finish_reason and lane.finish_reason)
         self.is_long = self.speed_up is not None and self.shorter >= FEW_TOKENS * self.readers
@@ -166,13 +168,6 @@ class LaneVerdict:
         return part if part == "rest" or self.draft_cost is not None else ""
 
     @property
-    def with_prompt(self) -> FloatIfKnown:
-        """The speed-up with the prompt included, for the length of the longer of the two texts."""
-        tokens = max(self.plain.tokens, self.lane.tokens)
-        own, others = self.lane.seconds_for(tokens), self.plain.seconds_for(tokens)
-        return others / own if own and others else None
-
-    @property
     def prompt_shares(self) -> list[float]:
         """The shares of the two texts' times that reading the prompt takes, the smaller first."""
         longest = max(self.plain.tokens, self.lane.tokens)
@@ -181,17 +176,17 @@ class LaneVerdict:
     @property
     def prompt_matters(self) -> bool:
         """Whether reading the prompt changes the ratio by much."""
-        if (whole := self.with_prompt) is None:
+        if self.in_all is None:
             return False
-        sides = [(ratio > EVEN[1]) - (ratio < EVEN[0]) for ratio in (whole, self.ratio)]
+        sides = [(ratio > EVEN[1]) - (ratio < EVEN[0]) for ratio in (self.in_all, self.speed_up)]
         close = MUCH if sides[0] == sides[1] else EVEN[1] - 1
-        return self.prompt_shares[-1] >= MUCH or abs(whole / self.ratio - 1) > close
+        return self.prompt_shares[-1] >= MUCH or abs(self.in_all / self.speed_up - 1) > close
 
     @property
     def reads_alike(self) -> bool:
-        """Whether the speed-up with the prompt is one of lanes that read the prompt at the same speed."""
-        low, high = sorted((self.ratio, 1.0))
-        return low * EVEN[0] <= self.with_prompt <= high * EVEN[1]
+        """Whether the speed-up in all is one of lanes that read the prompt at the same speed."""
+        low, high = sorted((self.speed_up, 1.0))
+        return low * EVEN[0] <= self.in_all <= high * EVEN[1]
 
     @property
     def exact_rows(self) -> int:
@@ -235,10 +230,10 @@ class LaneVerdict:
     def finding(self) -> str:
         """What the lane showed, why, and what to do. Examples:
 
-        2.22× as fast as the target alone: 3.0 tokens per target pass; a draft costs 5% of a pass, and checking it makes
-        a pass 30% longer.
-        Slower, 0.92×, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.40. Try
-        K = 2 (1.12× by these rounds), or a nearly free drafter such as prompt-lookup or ngram.
+        2.22× writing, 2.15× in all: 3.0 tokens per target pass; a draft costs 5% of a pass, and checking it makes a
+        pass 30% longer.
+        Slower, 0.92× writing, 0.93× in all, because a draft costs 117% of a pass: a round needs 2.60 tokens to break
+        even and has 2.40. Try K = 2 (1.12× by these rounds), or a nearly free drafter such as prompt-lookup or ngram.
         """
         return sentence("verdict", self)
 
@@ -257,6 +252,7 @@ class LaneVerdict:
         and whether the lane is slower beyond the noise."""
         return {
             "speed_up": self.speed_up,
+            "speed_up_in_all": self.in_all,
             "sentence": f"{self.finding} {self.doubt}".rstrip(),
             "notes": [*sentences("notes", self).values()] if self.is_long and self.readers == 1 else [],
             "numbers": [*sentences("numbers", self).items()] if self.is_long else [],

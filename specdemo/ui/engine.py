@@ -31,7 +31,7 @@ from .other_work import OtherWork
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches of events
-SHARED_SECONDS = 3.0  # where a browser takes cores from the engine while it draws: most races have ended by then
+SHARED_SECONDS = 1.0  # where what the browser does takes cores from the engine: it only moves a bar meanwhile
 OPENING_SECONDS = 0.2  # there, off the clocks: for the page to clear away the last race
 MEANWHILE = "Another preset was chosen meanwhile."
 NOTHING_LOADED = "No model is loaded yet"

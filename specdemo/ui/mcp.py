@@ -107,8 +107,9 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
     ) -> str:
         """Measure speculative decoding on a real language model. The model (the target) writes an answer to the prompt
         twice: alone, and with a drafter that guesses the next tokens, which the target checks in one pass. Tells how
-        much faster the drafter made it, whether both texts are the same, and the first words of each. tokens_per_round
-        must be above break_even for the drafter to pay. Takes seconds to a minute; others may wait before you. Use
+        many times as fast the drafter made it, writing (speed_up) and in all, with the time to read the prompt
+        (speed_up_in_all), whether both texts are the same, and the first words of each. tokens_per_round must be above
+        break_even for the drafter to pay. Takes seconds to a minute; others may wait before you. Use
         list_models for what can be chosen, and explain_round with the id that this returns to look into the race.
 
         Args:
@@ -234,6 +235,7 @@ def result_of(run: RaceRun) -> dict[str, Any]:
         "drafter": run.request.drafter,
         "k": run.request.settings.k,
         "speed_up": significant(found["speed_up"]),
+        "speed_up_in_all": significant(found["speed_up_in_all"]),
         "break_even": significant(verdict.needed if verdict.is_long else None),
         "stopped": run.outcome.stopped,
         **{name: found[name] for name in ("comparison", "sentence")},

@@ -103,7 +103,7 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
         for lane in (PLAIN, SPECULATIVE):
             assert replayed(page, lane) == tokens_of(entries, lane)
     assert tells(page.locator(f"{REPLAY} [data-part=told]").text_content() or "", "tokens target")
-    assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("speed-up, recorded\nat K 4, temperature 0")
+    assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("in all\nat K 4, temperature 0")
     assert unloaded.loads == []
 
 
@@ -473,6 +473,7 @@ def test_more_lanes_are_told_whatever_they_are_called() -> None:
     assert replay["end"] == {  # the same lane twice, by other names
         **end,
         "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
+        "speed_ups_in_all": dict.fromkeys((SPECULATIVE, "drafted-2"), end["speed_up_in_all"]),
         "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
         "headline": f"{NAMES[0]}: {end['headline']}",
         "verdicts": dict.fromkeys((NAMES[0], NAMES[2]), end["verdicts"][SPECULATIVE]),

@@ -134,7 +134,10 @@ def test_noise_is_that_of_passes_that_do_the_same_work() -> None:
 
 def test_it_says_why_and_what_to_do() -> None:
     slow = [round_(4, n, 0.0117, 0.0143) for n in (4, 1, 1, 0, 1, 2)] * 10
-    assert gist(race_verdict(alone(), run(slow), EAGLE)) == "Slower 0.96× 117% a 2.60 2.50 Try K 1 1.31× prompt-lookup"
+    assert (
+        gist(race_verdict(alone(), run(slow), EAGLE))
+        == "Slower 0.96× 0.96× 117% a 2.60 2.50 Try K 1 1.31× prompt-lookup"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_a_nearly_free_drafter_is_advised_where_it_could_pay() -> None:
 def test_what_is_within_the_noise_is_a_tie_without_advice() -> None:
     shaky = run([round_(0, 0, 0.0, PASS * (1 + i % 2)) for i in range(100)])
     lane = run([round_(1, 1, 0.0, 0.028)] * 40)
-    assert gist(race_verdict(shaky, lane, DraftedLane("ngram", 1))) == "Tied 1.07× 13% 2.0 1% 87%"
+    assert gist(race_verdict(shaky, lane, DraftedLane("ngram", 1))) == "Tied 1.07× 1.07× 13% 2.0 1% 87%"
 
 
 def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
@@ -215,7 +218,7 @@ def test_what_a_server_does_not_tell_is_left_out() -> None:
     rounds = [replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(4, 1, 0.02)] * 50]
     plain = run([replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(0, 0)] * 50])
     found = LaneVerdict(plain, run(rounds))
-    assert gist(found.finding) == "Slower 0.67× a 3.00 2.00 For"
+    assert gist(found.finding) == "Slower 0.67× 0.67× a 3.00 2.00 For"
     assert len([name for name, _ in numbers(found) if tells(name, "time round")]) == 1  # not what it is spent on
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
     json.dumps(LaneVerdict(alone(), run(merged)).as_dict(), allow_nan=False)

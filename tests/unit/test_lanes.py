@@ -241,9 +241,11 @@ def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
     assert found["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     lines = table(found, "draft-model").split("\n")
     assert lines[0].split() == ["target", "alone", *NAMES]
-    assert len({len(line) for line in lines[:10]}) == 1
-    speeds = next(line for line in lines if line.startswith("speed-up")).split()[1:]
-    assert speeds == ["-" if ratio is None else f"{ratio:.2f}×" for ratio in ratios.values()]
+    assert len({len(line) for line in lines[:11]}) == 1
+    for which, words in (("speed_up", "speed-up, writing"), ("speed_up_in_all", "speed-up, in all")):
+        speeds = next(line for line in lines if line.startswith(words)).removeprefix(words).split()
+        found_here = [verdict[which] for verdict in found["verdicts"].values()]
+        assert speeds == ["-" if ratio is None else f"{ratio:.2f}×" for ratio in found_here]
     assert tells(lines, "target alone")
     for name, verdict in found["verdicts"].items():
         assert (f"{name}: {verdict['sentence']}" in lines) == (verdict["sentence"] not in found["sentence"])

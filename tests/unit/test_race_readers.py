@@ -251,9 +251,9 @@ def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float =
 @pytest.mark.parametrize(
     ("lane", "words"),
     [
-        (group(0.4, 4, 1, 0.06), "With 4 0.50× do A 20 4 4.0 15% 2.0"),
-        (group(0.15, 4, 2, 0.01), "With 4 2.00× A 20 4 1.5 3.0"),
-        (group(0.2, 4, 1), "With 4 1.00× 2% A 20 4"),
+        (group(0.4, 4, 1, 0.06), "With 4 0.50× 0.50× do A 20 4 4.0 15% 2.0"),
+        (group(0.15, 4, 2, 0.01), "With 4 2.00× 2.00× A 20 4 1.5 3.0"),
+        (group(0.2, 4, 1), "With 4 1.00× 1.00× 2% A 20 4"),
         (group(0.1), "With 4"),
         (group(0.125), "With 4 The 20%"),
         (group(0.1, 4, 4, rounds=1), "That"),
@@ -292,6 +292,7 @@ def test_figures_are_of_the_time_in_which_all_readers_write() -> None:
     stats = ReaderFigures.of_lanes(["a", "b"], events)
     assert (stats.readers, stats.rounds, stats.round_times) == (2, 4, [1.0] * 4)
     assert stats.tokens_per_second == 1
+    assert stats.longest.seconds == 11  # of all its time, from before its prompt was read
     assert ReaderFigures.of_lanes(["a", "b"], events[:2]).tokens_per_second is None
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
-from specdemo.racing.figures import counts_by_place, speed_up
+from specdemo.racing.figures import counts_by_place, speed_up, speed_up_in_all
 from specdemo.racing.outcome import Outcome
 from specdemo.racing.verdict import LaneVerdict
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
@@ -81,11 +81,11 @@ def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, s
     assert [lane.tokens_per_second for lane in lanes] == pytest.approx([10, 20])
     assert speed_up(*lanes) == pytest.approx(2)
     words = race_verdict(*lanes)
-    assert tells(words, "2.00× 2.0")
     longest = max(lane.tokens for lane in lanes)
     whole = (2.5 + 0.1 * (longest - 1)) / (3.5 + 0.05 * (longest - 1))
     low, high = sorted((2.5 / (2.5 + 0.1 * (longest - 1)), 3.5 / (3.5 + 0.05 * (longest - 1))))
-    assert tells(words, f"Reading {low:.0%} {high:.0%} {whole:.2f}×")
+    assert speed_up_in_all(*lanes) == pytest.approx(whole)
+    assert tells(words, f"2.00× writing, {whole:.2f}× all 2.0 Reading {low:.0%} {high:.0%}")
     assert tells(words, "short") == (plain < 15)
 
 
@@ -95,7 +95,7 @@ def race_verdict(plain: LaneFigures, speculative: LaneFigures) -> str:
 
 def test_the_headline_of_a_lane_without_figures_is_the_beginning_of_its_sentence() -> None:
     short = LaneVerdict(lane(4, 1, 0.1, []), lane(2, 2, 0.1, [A]))
-    assert tells(Outcome({}, {"speculative": short}).ending()["headline"], "2.00× fast")
+    assert tells(Outcome({}, {"speculative": short}).ending()["headline"], "2.00× writing, 2.00× all.")
     nothing = LaneVerdict(LaneFigures(), LaneFigures())
     for verdicts in ({"speculative": nothing}, {}):
         assert Outcome({}, verdicts).ending()["headline"] == ""
@@ -191,15 +191,15 @@ ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
 @pytest.mark.parametrize(
     ("speculative", "sentence"),
     [
-        (lane(10, 3, 0.11, [A, A], draft=0.006), "2.73× 3.0 6%"),
-        (lane(10, 3, 0.135, [A, A], draft=0.0001, verify=0.13), "2.22× 3.0 1% 30%"),
+        (lane(10, 3, 0.11, [A, A], draft=0.006), "2.73× 2.73× 3.0 6%"),
+        (lane(10, 3, 0.135, [A, A], draft=0.0001, verify=0.13), "2.22× 2.22× 3.0 1% 30%"),
         (
             lane(10, 3, 0.2, [A, A], draft=0.006),  # half of it is neither drafting nor checking
-            "1.50× 3.0 6% 47%",
+            "1.50× 1.50× 3.0 6% 47%",
         ),
-        (lane(30, 1, 0.2, [R], draft=0.1), "Slower 0.50× 100% a 2.00 1.00 For"),
-        (lane(30, 1, 0.101, [R], draft=0.002), "Tied 0.99× 2% 1.00 2%"),
-        (lane(30, 1, 0.08, [R], draft=0.01), "1.25× 1.00 10% 1.00×"),
+        (lane(30, 1, 0.2, [R], draft=0.1), "Slower 0.50× 0.50× 100% a 2.00 1.00 For"),
+        (lane(30, 1, 0.101, [R], draft=0.002), "Tied 0.99× 0.99× 2% 1.00 2%"),
+        (lane(30, 1, 0.08, [R], draft=0.01), "1.25× 1.25× 1.00 10% 1.00×"),
         (lane(30, 1, 0.1, []), "Nothing"),
         (lane(30, 1, 0.08, []), "Nothing 25%"),
         (LaneFigures(), "Nothing"),
@@ -231,11 +231,24 @@ def test_a_few_passes_say_nothing_of_what_drafting_and_checking_cost() -> None:
 def test_a_short_race_is_told_to_be_short() -> None:
     rounds = [round_([A], 2, 0.004, 0.18, 0.19)] * 4
     sentence = race_verdict(alone(9, prompt=0.1), raced(0.21, rounds))
-    assert gist(sentence) == "1.05× 2.0 Reading 11% 22% 0.93× A"
+    assert gist(sentence) == "1.05× 0.93× 2.0 Reading 11% 22% A"
     assert "short" in race_verdict(alone(15), raced(0.0, [round_([A], 2, 0.01, 0.1, 0.11)] * 7))
     assert "short" not in race_verdict(alone(17), raced(0.0, [round_([A], 2, 0.01, 0.1, 0.11)] * 8))
 
 
 def test_a_long_prompt_explains_why_many_tokens_a_pass_gain_little() -> None:
     drafting = raced(6.0, [round_([A] * 7, 8, 0.001, 0.172, 0.175)] * 5)
-    assert gist(race_verdict(alone(41, prompt=6.0), drafting)) == "4.57× 8.0 1% 72% Reading 60% 87% 1.45×"
+    plain = alone(41, prompt=6.0)
+    assert gist(race_verdict(plain, drafting)) == "4.57× 1.45× 8.0 1% 72% Reading 60% 87%"
+    assert speed_up(plain, drafting) == pytest.approx((4.0 / 40) / (0.875 / 40))
+    assert speed_up_in_all(plain, drafting) == pytest.approx(plain.seconds / drafting.seconds)  # as the clocks show it
+    found = LaneVerdict(plain, drafting)
+    outcome = Outcome({"plain": plain, "speculative": drafting}, {"speculative": found})
+    both = outcome.speed_up, outcome.speed_up_in_all
+    assert both == (found.speed_up, found.in_all) == (found.as_dict()["speed_up"], found.as_dict()["speed_up_in_all"])
+    assert both == tuple(outcome.as_dict()[name] for name in ("speed_up", "speed_up_in_all"))
+    assert outcome.ending()["speed_ups_in_all"] == {"speculative": found.in_all}
+    assert (
+        outcome.ending()["headline"] == "4.57× writing, 1.45× in all."
+    )  # the words of the page, its card and its table
+    assert speed_up_in_all(alone(41, prompt=6.0), alone(41)) is None  # nothing was drafted

@@ -44,6 +44,10 @@ export const put = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 export const number = (value, digits) => value?.toFixed(digits) ?? "–";
+/** A speed-up, if it is known. */
+export const times = (ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–");
+/** Behind the speed-up of writing, that of all the time; in words the same as `speeds` in verdict_words.py. */
+export const inAll = (ratio) => `writing, ${times(ratio)} in all`;
 /** How much is drafted in a round. A server does not say it. */
 export const draftSize = ({ k, tree }) => (k === null ? "" : tree && k !== "auto" ? `trees of ${k}` : `${tree ? "trees, " : ""}K ${k}`);
 export const percent = (value) => (Number.isFinite(value) ? `${Math.round(value * 100)}%` : "–");

@@ -11,11 +11,12 @@ const FIGURES = [
 ];
 const LANES = [["plain", "alone"], ["drafted", "drafted"]];
 const TABLE = [
-  ["Speed\u2011up", (stats, ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–")],
+  ["Writing", (stats, writing) => sd.times(writing)],
+  ["In all", (stats, writing, inAll) => sd.times(inAll)],
   ["Passes", ({ passes }) => String(passes)],
   ["Tokens/s", ({ tokens_per_second: rate }) => sd.number(rate, 1)],
   ["Acceptance rate", ({ acceptance_rate: rate }) => sd.percent(rate)],
-  ["Tokens per round", ({ tokens_per_round: tokens }, ratio) => (ratio ? sd.number(tokens, 2) : "–")],
+  ["Tokens per round", ({ tokens_per_round: tokens }, writing) => (writing ? sd.number(tokens, 2) : "–")],
 ];
 const TTFT = "How long the lane took to read the prompt and write the first token.";
 const PARTS = [
@@ -87,8 +88,8 @@ export class Charts {
     }
   }
 
-  /** The figures of each lane, and how many times as fast as the target alone it is; `last`, that they are the last. */
-  show(stats, ratios, last) {
+  /** The figures of each lane; the last ones come with the `end`, see `Outcome.ending`. */
+  show(stats, end = null) {
     const [plain, drafted] = Object.keys(this.lanes).map((lane) => stats[lane]);
     for (const [name, , format] of FIGURES) this.values[name].textContent = format(drafted[name]);
     [plain, drafted].forEach(({ tokens, ttft_seconds: first }, place) => {
@@ -96,14 +97,14 @@ export class Charts {
     });
     for (const [lane, cells] of Object.entries(this.cells)) {
       const figures = { ...stats[lane], passes: this.lanes[lane].passes };
-      TABLE.forEach(([, read], at) => sd.put(cells[at], read(figures, ratios[lane])));
+      TABLE.forEach(([, read], at) => sd.put(cells[at], read(figures, end?.speed_ups[lane], end?.speed_ups_in_all[lane])));
     }
-    this.showLengths(drafted.accepted_lengths, last);
+    this.showLengths(drafted.accepted_lengths, end);
     const longest = Math.max(...Object.values(stats).map(({ seconds }) => seconds)) || 1;
-    for (const [lane, row] of Object.entries(this.times)) this.showTime(row, stats[lane], longest, last);
+    for (const [lane, row] of Object.entries(this.times)) this.showTime(row, stats[lane], longest, end);
   }
 
-  showLengths(lengths, last) {
+  showLengths(lengths, end) {
     this.grow(Math.max(0, ...Object.keys(lengths)));
     const most = Math.max(1, ...Object.values(lengths));
     this.bars.forEach(([bar, count], length) => {
@@ -111,21 +112,21 @@ export class Charts {
       bar.style.transform = `scaleY(${rounds / most})`;
       count.textContent = rounds || "";
     });
-    if (!last) return;
+    if (!end) return;
     const words = Object.entries(lengths).map(([length, rounds]) => `${length} accepted in ${sd.many(rounds, "round")}`);
     this.histogram.setAttribute("aria-label", words.join(", ") || "Nothing was drafted");
   }
 
-  showTime({ bar, parts, total }, stats, longest, last) {
+  showTime({ bar, parts, total }, stats, longest, end) {
     const words = [];
-    let end = 0;
+    let to = 0;
     for (const [part, name, read] of PARTS) {
       const seconds = read(stats); // null where a server does not tell it
-      end += seconds ?? 0;
-      parts[part].style.width = `${(100 * end) / longest}%`;
+      to += seconds ?? 0;
+      parts[part].style.width = `${(100 * to) / longest}%`;
       if (seconds !== null) words.push(`${name} ${seconds.toFixed(2)} s`);
     }
     total.textContent = `${stats.seconds.toFixed(2)} s`;
-    if (last) bar.setAttribute("aria-label", words.join(", "));
+    if (end) bar.setAttribute("aria-label", words.join(", "));
   }
 }

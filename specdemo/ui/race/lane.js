@@ -41,8 +41,8 @@ export class Lane {
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
     this.parts.text.replaceChildren();
     this.strip.clear();
-    const [none, most, clock] = max ? ["0", `of ${max} tokens`, "0.00 s"] : ["–", "tokens", "–"];
-    const shown = { state: "", rate: "–", passes: none, tokens: none, passWord: "passes", most, clock, drafted: "" };
+    const [none, most] = max ? ["0", `of ${max} tokens`] : ["–", "tokens"];
+    const shown = { state: "", rate: "–", passes: none, tokens: none, passWord: "passes", most, clock: "–", drafted: "" };
     for (const [part, text] of Object.entries(shown)) this.parts[part].textContent = text;
     this.parts.bar.style.transform = "scaleX(0)";
   }

@@ -47,7 +47,7 @@ export class Opening {
   constructor(race, data) {
     const { request: { preset, drafter }, facts: { cores, device_name: device }, lanes } = data;
     const about = `A race of ${preset} with ${drafter}, recorded on ${cores} cores of ${device}.`;
-    Object.assign(this, { race, about, scenes: scenes(lanes), figure: new Figure(race.parts.figure), exactness: data.end.exactness });
+    Object.assign(this, { race, about, scenes: scenes(lanes), figure: new Figure(race.parts.figure), ending: data.end });
     race.show.load(data, null);
   }
 
@@ -107,7 +107,8 @@ export class Opening {
     race.say("opened");
     const { plain, speculative } = race.lanes;
     race.words(`The target wrote the same text in ${speculative.passes} passes instead of ${plain.passes}.`, this.about);
-    race.badge(this.exactness.title, this.exactness.mark);
+    race.speed(this.ending);
+    race.badge(this.ending.exactness.title, this.ending.exactness.mark);
     race.drawNow();
     race.moved();
   }

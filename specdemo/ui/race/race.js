@@ -16,14 +16,11 @@ const USUAL_K = 4; // where it is not known how many tokens of a draft can be ac
 const NARROW = 900; // px; there the arena lies below the form, see race.css
 const LEGEND = "arbx"; // the kinds of tokens that are always shown; the help names all
 const IN_SIGHT = 100; // px of the lanes that must be in the window
-const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
+const SPEED_UPS = [
+  "Speed-up",
+  "Writing: how many times as fast the text is written, without the time to read the prompt and what the first draft takes beyond the usual one. In all: the time of the target alone over that with the drafter, prompt included, as the clocks show it.",
+];
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
-
-/** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
-const speedUp = (plain, drafted) => {
-  const ratio = drafted.rate / plain.rate;
-  return drafted.counts.a + drafted.counts.x > 0 && ratio > 0 && ratio < Infinity ? ratio : null;
-};
 
 /** What is wrong with a request stands beside the form. */
 const problem = (sentence) => sd.put(document.querySelector("#problem p"), sentence);
@@ -40,7 +37,6 @@ const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
 export class Race extends Job {
   kind = "race";
   name = "The race";
-  measure = "speed-up"; // what its large number is after a race
 
   constructor(element, trigger, server) {
     super();
@@ -63,7 +59,7 @@ export class Race extends Job {
     this.lay([["plain", "Target alone"], ["speculative", "With a drafter"]]);
     for (const count of Object.values(this.legendCounts)) sd.put(count, "0");
     this.charts.clear(this.lanes, USUAL_K);
-    this.speed(null);
+    this.speed();
     this.show.clear();
     this.moved();
   }
@@ -161,6 +157,8 @@ export class Race extends Job {
   moved() {
     const { show, parts } = this;
     const opened = this.is("opened");
+    parts.measured.hidden = !(show.measures && this.is("running"));
+    if (show.measures) parts.measured.value = show.measured;
     sd.put(parts.scale, this.is("opening", "opened") ? "A recording." : show.scale);
     parts.next.hidden = show.pace !== "rounds" || !this.is("running", "showing");
     parts.next.disabled = !show.waits;
@@ -242,7 +240,7 @@ export class Race extends Job {
     super.over(sentence, state);
     if (!this.is("failed")) return;
     problem(sentence);
-    if (began || !this.show.end) return this.speed(null);
+    if (began || !this.show.end) return this.speed();
     this.finish(this.show.end); // the race before stays
     this.say("failed");
   }
@@ -265,18 +263,19 @@ export class Race extends Job {
       this.show.play();
       this.comeIntoSight();
     }
-    if (message.end) this.measured(message.end);
+    if (message.end) this.measured();
     if (message.lanes) this.show.add(message.lanes, message.end);
   }
 
   /** The engine is free again; what it did goes on being shown. */
-  measured(end) {
+  measured() {
     this.traceRun = this.run;
     this.say("showing");
-    page.share?.raced(this, this.values, end);
-    const { plain, ...drafted } = end.stats;
-    const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.groups[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Measured: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
+    this.racing();
+  }
+
+  racing() {
+    this.words(this.show.request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
   }
 
   status(status) {
@@ -302,10 +301,11 @@ export class Race extends Job {
     const [drafts, many] = [request.drafter !== "none", this.drafted.length];
     this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
-    this.speed(null);
+    this.speed();
     this.parts.spoken.textContent = "";
-    if (this.show.measures) this.words("Measuring the race.", ON_ITS_CORES);
-    else this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
+    this.parts.measured.max = request.settings.max_new_tokens * Object.keys(this.lanes).length;
+    if (this.show.measures) this.words("Measuring the race.", "Then the page shows it.");
+    else this.racing();
   }
 
   finish(end) {
@@ -313,7 +313,7 @@ export class Race extends Job {
     this.drawFigures(performance.now());
     const verdicts = end.verdicts ?? {};
     const lanes = Object.values(verdicts);
-    this.speed(end.speed_up, lanes.length > 0 && lanes.every(({ slower }) => slower));
+    this.speed(end, lanes.length > 0 && lanes.every(({ slower }) => slower));
     const why = [end.advice, end.exactness.words, end.disturbed && DISTURBED].filter(Boolean).join(" ");
     const short = end.headline || end.sentence;
     this.words(end.stopped ? `Stopped. ${short}` : short, why);
@@ -322,22 +322,28 @@ export class Race extends Job {
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${short} ${end.exactness.title}. ${end.headline && end.sentence}`.trim();
     this.wall?.drawFigures(["plain", "speculative"].map((group) => end.stats[group].tokens_per_second_of_all));
-    this.charts.show(end.stats, end.speed_ups, true);
+    this.charts.show(end.stats, end);
+    if (this.values && this.is("showing")) page.share?.raced(this, this.values, end); // it was run here, and is new
     this.say("ended");
   }
 
   /** How many tokens the best lane with a drafter is ahead of the other: a ratio would drift until the end. */
-  lead(tokens) {
-    if (tokens === null) return this.speed(null);
+  lead() {
+    const { drafted, wall } = this;
+    const [alone] = Object.values(this.lanes);
+    if (!alone.tokens || !drafted.some(({ counts }) => counts.a + counts.x > 0)) return this.speed();
+    const tokens = wall ? wall.lead : Math.max(...drafted.map((lane) => lane.tokens)) - alone.tokens;
     sd.put(this.parts.ratio, `${tokens < 0 ? "−" : "+"}${Math.abs(tokens)}`);
     sd.put(this.parts.measure, tokens < 0 ? "tokens behind" : "tokens ahead");
   }
 
-  /** Only the verdict knows what is noise: until then nothing is called slower. */
-  speed(ratio, slower = false) {
-    sd.put(this.parts.ratio, ratio ? `${ratio.toFixed(2)}×` : "–");
-    sd.put(this.parts.measure, this.measure);
-    this.parts.ratio.toggleAttribute("data-slower", slower);
+  /** Of a race that is over. Only the verdict knows what is noise: until then nothing is called slower. */
+  speed({ speed_up: ratio, speed_up_in_all: inAll } = {}, slower = false) {
+    const { ratio: large, measure } = this.parts;
+    sd.put(large, sd.times(ratio));
+    sd.put(measure, ratio ? sd.inAll(inAll) : "speed-up");
+    measure.sdWhy = ratio && SPEED_UPS;
+    large.toggleAttribute("data-slower", slower);
   }
 
   /** All of it in the next frame, also the figures and charts. */
@@ -369,25 +375,16 @@ export class Race extends Job {
   }
 
   drawFigures(now) {
-    const { lanes, drafted } = this;
+    const { lanes, drafted, wall } = this;
     this.due = now + FIGURES_MS;
     for (const lane of Object.values(lanes)) lane.drawFigures();
+    wall?.drawFigures();
     for (const [code, node] of Object.entries(this.legendCounts)) {
       sd.put(node, String(drafted.reduce((sum, { counts }) => sum + counts[code], 0)));
     }
-    const races = this.is("running", "showing", "opening");
-    if (this.wall) {
-      const ratio = this.wall.drawFigures();
-      const { figures } = this.wall;
-      if (figures) this.charts.show(figures, { speculative: ratio }, false);
-      return races ? this.lead(ratio && this.wall.lead) : this.speed(ratio);
-    }
-    const ratios = Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, speedUp(lanes.plain, lane)]));
-    const best = Math.max(...Object.values(ratios)) || null;
-    if (races) this.lead(best && Math.max(...drafted.map(({ tokens }) => tokens)) - lanes.plain.tokens);
-    else this.speed(best);
-    if (!Object.values(lanes).every(({ figures }) => figures)) return;
-    this.charts.show(Object.fromEntries(Object.entries(lanes).map(([name, { figures }]) => [name, figures])), ratios, false);
+    if (this.is("running", "showing", "opening")) this.lead();
+    const figures = wall?.figures ?? Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, lane.figures]));
+    if (Object.keys(this.groups).every((name) => figures[name])) this.charts.show(figures);
   }
 }
 

@@ -67,10 +67,15 @@ export class Show {
     if (this.playing) this.tick();
   }
 
-  /** Whether the engine measures on the browser's own cores. What the browser draws is then taken from the engine: it
-   *  draws when something comes in, which is seldom, and what it has not shown by the end is shown afterwards. */
+  /** Whether the engine measures on the browser's own cores. What the browser draws would be taken from the engine: it
+   *  shows nothing before the end is known. */
   get measures() {
     return this.live && this.shared;
+  }
+
+  /** How many tokens of all lanes are known. */
+  get measured() {
+    return Object.values(this.lanes).reduce((sum, lane) => sum + (last(lane).figures?.tokens ?? 0), 0);
   }
 
   /** The time up to which all lanes are known. */
@@ -211,6 +216,7 @@ export class Show {
     const now = performance.now();
     const passed = Math.max(0, now - this.before) / 1000;
     this.before = now;
+    if (this.measures) return this.moved();
     if (this.hurry || this.pace === "once") this.seek(Infinity);
     else {
       const { limit } = this;
@@ -220,7 +226,7 @@ export class Show {
       this.seek(step < left ? this.time + step : limit);
     }
     if (this.done) return this.pause();
-    const draws = !this.live || !(this.shared || this.hurry || this.pace === "once");
+    const draws = !this.live || !(this.hurry || this.pace === "once");
     if (this.playing && draws) this.timer = setTimeout(() => this.tick(), TICK_MS);
   }
 

@@ -55,13 +55,11 @@ export class Wall {
     return groups.every(([, figures]) => figures) ? Object.fromEntries(groups) : null;
   }
 
-  /** The speed of all readers together and of each, by default of what is shown so far. Returns the speed-up, if any. */
+  /** The speed of all readers together and of each, by default of what is shown so far. */
   drawFigures(rates = this.blocks.map(({ lanes }) => sum(lanes, ({ rate }) => rate))) {
     this.blocks.forEach(({ all, each }, place) => {
       sd.put(all, rates[place] ? rates[place].toFixed(rates[place] < 100 ? 1 : 0) : "–");
       sd.put(each, rates[place] ? (rates[place] / this.readers).toFixed(1) : "–");
     });
-    const tested = sum(this.blocks[1].lanes, ({ counts }) => counts.a + counts.x);
-    return tested && rates[0] && rates[1] ? rates[1] / rates[0] : null;
   }
 }

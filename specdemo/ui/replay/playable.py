@@ -153,7 +153,7 @@ def _ending(
             found, sentence=sentence, badge={**found.badge, "words": "There is nothing to compare it with."}
         )
     ending = found.ending(header.get("disturbed") is True)
-    for figures in ("speed_ups", "stats"):
+    for figures in ("speed_ups", "speed_ups_in_all", "stats"):
         ending[figures] = {sides.get(name, name): value for name, value in ending[figures].items()}
     for verdict in ending["verdicts"].values():
         del verdict["comparison"]  # the badge says it

@@ -38,8 +38,6 @@ class Replay {
     this.race = new Race(this.parts.replayed, () => {}, server);
     this.show = this.race.show;
     this.show.moved = () => this.moved();
-    this.race.measure = "speed-up, recorded";
-    this.race.speed(null);
     this.step = new Step(this);
     this.race.parts.front.after(this.step.node);
     this.race.openRound = (at) => this.openRound(at);

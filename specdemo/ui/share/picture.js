@@ -51,13 +51,14 @@ export class Picture {
     }));
     Object.assign(this, {
       ratio: end.speed_up,
+      inAll: end.speed_up_in_all,
       slower: race.parts.ratio.hasAttribute("data-slower"),
       same: end.exactness.mark === "same" && !end.stopped,
       exact: end.exactness.title,
       facts: [...this.settings(request, race), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
-    const told = [this.ratio && `${this.ratio.toFixed(2)}× speed-up`, this.same ? SAME : this.exact, ...this.facts];
+    const told = [this.ratio && `${sd.times(this.ratio)} ${sd.inAll(this.inAll)}`, this.same ? SAME : this.exact, ...this.facts];
     this.canvas.setAttribute("aria-label", `${told.filter(Boolean).join(". ")}.`);
   }
 
@@ -101,10 +102,10 @@ export class Picture {
     const over = share === 1;
     const [alone, drafted] = this.lanes.map((lane) => this.tokens(lane, share * this.length));
     const lead = drafted - alone;
-    const ratio = this.ratio ? `${this.ratio.toFixed(2)}×` : "–";
-    const large = over ? ratio : `${lead < 0 ? "−" : "+"}${Math.abs(lead)}`;
+    const large = over ? sd.times(this.ratio) : `${lead < 0 ? "−" : "+"}${Math.abs(lead)}`;
     this.write(large, LEFT - 4, 200, { size: large.length > 5 ? 104 : 128, weight: 800, colour: over && this.slower ? "r" : "accent" });
-    this.write(over ? "speed-up" : lead < 0 ? "tokens behind" : "tokens ahead", LEFT, 244, { size: 28, colour: "soft" });
+    const after = this.ratio ? sd.inAll(this.inAll) : "speed-up";
+    this.write(over ? after : lead < 0 ? "tokens behind" : "tokens ahead", LEFT, 244, { size: 30, weight: 600, right: FACTS - 20 });
     if (over) {
       const end = this.write(this.same ? SAME : this.exact, FACTS, 118, { size: 34, weight: 700, right: RIGHT - 40 });
       if (this.same) this.write("✓", end + 12, 118, { size: 34, weight: 700, colour: "a" });
@@ -120,8 +121,8 @@ export class Picture {
   lane({ title, strip, colours, placed }, top, time) {
     const { brush } = this;
     const done = strip.passes.filter(({ to }) => to <= time);
-    const seconds = Math.min(time, strip.end);
-    const told = `${sd.many(this.tokens({ strip, placed }, time), "token")} in ${sd.many(done.length + 1, "pass", "passes")}, ${seconds.toFixed(2)} s`;
+    const seconds = strip.began + Math.min(time, strip.end);
+    const told = `${sd.many(this.tokens({ strip, placed }, time), "token")} in ${sd.many(done.length + 1, "pass", "passes")}, ${seconds.toFixed(2)} s in all`;
     this.font(24);
     const left = RIGHT - brush.measureText(told).width;
     this.write(told, left, top, { colour: "soft" });
