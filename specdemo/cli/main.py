@@ -293,7 +293,7 @@ def record(
         asked = decoding.fitted(asked, loaded, lane)
         entries = list(batch.race_asked(loaded, asked))
         header = summary.trace_header(loaded, asked)
-        header["environment"] = summary.measured(header["environment"])
+        header["environment"] = summary.measured(loaded)
         save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
 
@@ -319,7 +319,7 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     titles = {PLAIN: "target alone", SPECULATIVE: f"with {drafter}"}
     lanes = {name: {**outcome[name]["stats"], "speed-up": ""} for name in (PLAIN, *verdicts)}
     for name, found in verdicts.items():
-        lanes[name]["speed-up"] = None if found["speed_up"] is None else f"{found['speed_up']:.2f}×"
+        lanes[name]["speed-up"] = None if found["busy"] or found["speed_up"] is None else f"{found['speed_up']:.2f}×"
     of_all = {"tokens_per_second_of_all": "{:.1f}"} if "readers" in lanes[PLAIN] else {}
     shapes = {**FIGURES, **of_all, "speed-up": "{}"}
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)

@@ -234,6 +234,7 @@ def result_of(run: RaceRun) -> dict[str, Any]:
         "drafter": run.request.drafter,
         "k": run.request.settings.k,
         "speed_up": significant(found["speed_up"]),
+        "busy": significant(found["busy"]),
         "break_even": significant(verdict.needed if verdict.is_long else None),
         "stopped": run.outcome.stopped,
         **{name: found[name] for name in ("comparison", "sentence")},
