@@ -134,7 +134,7 @@ def race(
     request, _ = fitted(request, loaded)
     entries = list(_shown(request, batch.race_asked(loaded, request)))
     header = summary.trace_header(loaded, request)
-    header["environment"] = summary.measured(header["environment"])
+    header["environment"] = summary.measured(loaded)
     return Race(request, header, entries, summary.outcome_of(loaded, request, entries))
 
 

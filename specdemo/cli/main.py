@@ -293,7 +293,7 @@ def record(
         asked = decoding.fitted(asked, loaded, lane)
         entries = list(batch.race_asked(loaded, asked))
         header = summary.trace_header(loaded, asked)
-        header["environment"] = summary.measured(header["environment"])
+        header["environment"] = summary.measured(loaded)
         save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
 
@@ -320,7 +320,8 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     ratios = {"speed_up": "speed-up, writing", "speed_up_in_all": "speed-up, in all"}
     lanes = {name: {**outcome[name]["stats"], **dict.fromkeys(ratios.values(), "")} for name in (PLAIN, *verdicts)}
     for name, found in verdicts.items():
-        lanes[name] |= {words: formatted(found[ratio], "times", "-") for ratio, words in ratios.items()}
+        known = {} if found["busy"] else found
+        lanes[name] |= {words: formatted(known.get(ratio), "times", "-") for ratio, words in ratios.items()}
     of_all = {"tokens_per_second_of_all": "{:.1f}"} if "readers" in lanes[PLAIN] else {}
     shapes = {**FIGURES, **of_all, **dict.fromkeys(ratios.values(), "{}")}
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)

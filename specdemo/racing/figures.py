@@ -260,6 +260,10 @@ class ReaderFigures(LaneFigures):
     def longest(self) -> LaneFigures:
         return max(self.lanes.values(), key=lambda lane: lane.seconds, default=self)
 
+    @property
+    def context(self) -> int:
+        return max(lane.context for lane in self.lanes.values())
+
     def as_dict(self) -> dict[str, Any]:
         """Of the whole run the times, which are those of the reader that took longest, and the tokens of all;
         `tokens_per_second_of_all` is the speed of all together."""

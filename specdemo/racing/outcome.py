@@ -8,15 +8,17 @@ from typing import Any
 
 from ..decoding.events import emitted_tokens
 from ..settings import Settings
+from ..tokens import FloatIfKnown
 from .compare import Comparison, Texts, first_to_part, tokens_of, worst
 from .figures import MUCH, LaneFigures, ReaderFigures
+from .pace import Pace
 from .request import PLAIN, SPECULATIVE, DraftedLane
 from .trace import Entry
 from .verdict import LaneVerdict
 from .weights import NOWHERE, memory_rate_of, memory_share
 from .words import sentence
 
-RACE = "verdicts", "speed_up", "speed_up_in_all", "sentence", "comparison"
+RACE = "verdicts", "speed_up", "speed_up_in_all", "busy", "sentence", "comparison"
 MEMORY = "memory_shares", "memory_rate"
 SPEED_UPS = "speed_up", "speed_up_in_all", "speed_ups", "speed_ups_in_all"
 PAGE = "stopped", *SPEED_UPS, "sentence", "headline", "advice", "chips", "verdicts", "exactness", "stats"
@@ -68,12 +70,14 @@ class Outcome:
         for lane, other in (pairs or {lane: alone for lane in lanes if alone not in (None, lane)}).items():
             texts = Texts(tokens[other], tokens[lane], settings, lanes[lane], environment, stopped)
             badges[lane] = texts.badge
-            verdicts[lane] = LaneVerdict(figures[other], figures[lane], lanes[lane], texts.comparison, environment)
+            alike = figures[other], figures[lane], lanes[lane], texts.comparison, environment
+            verdicts[lane] = LaneVerdict(*alike, pace=Pace.of([figures[other]], environment))
         if pairs:
             events = [(entry.lane, entry.event) for entry in entries]
             plain, drafted = (ReaderFigures.of_lanes({*group}, events) for group in (pairs.values(), pairs))
             parted = first_to_part(found.comparison for found in verdicts.values())
-            verdicts = {SPECULATIVE: LaneVerdict(plain, drafted, lanes[next(iter(pairs))], parted)}
+            asked, pace = lanes[next(iter(pairs))], Pace.of([plain], environment)
+            verdicts = {SPECULATIVE: LaneVerdict(plain, drafted, asked, parted, pace=pace)}
         found = cls(figures, verdicts, worst(badges), stopped=stopped, environment=environment)
         badge = found.badge
         if pairs and badge["mark"] == "same":
@@ -89,6 +93,11 @@ class Outcome:
     def speed_up_in_all(self) -> float | None:
         """That of the same lane, prompt included."""
         return self.best.in_all if self.verdicts else None
+
+    @property
+    def busy(self) -> FloatIfKnown:
+        """See `Pace.busy`; of all lanes, since the target alone is the same for each."""
+        return self.best.pace.busy if self.verdicts else None
 
     @property
     def comparison(self) -> Comparison | None:
@@ -151,12 +160,13 @@ class Outcome:
         In `verdicts` see `LaneVerdict.as_dict`; `stats` are the figures of each lane, of several readers those of both
         groups.
         """
-        long = bool(self.verdicts) and self.best.is_long
+        long = bool(self.verdicts) and self.best.is_long and not self.busy
         verdicts = {lane: found.as_dict() for lane, found in self.verdicts.items()}
         return {
             "stopped": self.stopped,
             "speed_up": self.speed_up,
             "speed_up_in_all": self.speed_up_in_all,
+            "busy": self.busy,
             "speed_ups": {lane: found["speed_up"] for lane, found in verdicts.items()},
             "speed_ups_in_all": {lane: found["speed_up_in_all"] for lane, found in verdicts.items()},
             "sentence": self.sentence,
@@ -185,8 +195,10 @@ class Outcome:
 
     def ending(self, disturbed: bool = False) -> dict[str, Any]:
         """What the page shows at the end of a race, without the texts, which it has. It always gets figures of two
-        lanes."""
+        lanes; of a busy machine it gets no speed-up."""
         found = self._json()
+        if self.busy:
+            found |= {"speed_up": None, "speed_ups": dict.fromkeys(self.verdicts)}
         if len(self.lanes) < 2:
             found["stats"] = {PLAIN: LaneFigures().as_dict(), SPECULATIVE: LaneFigures().as_dict(), **found["stats"]}
         return {**{name: found[name] for name in PAGE}, "disturbed": disturbed}

@@ -22,6 +22,7 @@ from .lanes import LaneText
 from .memory import remembered_by
 from .outcome import Outcome
 from .outcome import report as report_of
+from .pace import best_passes, remember
 from .request import PLAIN, SPECULATIVE, DraftedLane, Request
 from .trace import Entry
 from .weights import weight_bytes
@@ -77,7 +78,9 @@ def _outcome(
     prompts: Mapping[str, Sequence[int]],
     pairs: Mapping[str, str] | None = None,
 ) -> Outcome:
-    found = Outcome.of(settings, entries, lanes, environment=measured(loaded.environment()), pairs=pairs)
+    found = Outcome.of(settings, entries, lanes, environment=measured(loaded), pairs=pairs)
+    if found.verdicts:
+        remember(loaded, found.best.pace)
     verdicts, doubts = {**found.verdicts}, dict[str, str]()
     for lane, asked in lanes.items():
         if pairs and doubts:  # one is enough
@@ -93,8 +96,10 @@ def _outcome(
     return replace(found, verdicts=verdicts, sentence=words, reports=reports)
 
 
-def measured(environment: dict[str, Any]) -> dict[str, Any]:
-    """An environment of a loaded preset with the present `memory_rate`, if it can be measured."""
+def measured(loaded: Loaded) -> dict[str, Any]:
+    """The environment of a loaded preset with its best passes so far, and with the present `memory_rate`, if it can be
+    measured."""
+    environment = {**loaded.environment(), "best_passes": best_passes(loaded)}
     read = weight_bytes(environment)
     rate = memory_rate(environment["device"], read) if read else None
     return {**environment, "memory_rate": rate} if rate else environment

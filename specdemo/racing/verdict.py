@@ -16,6 +16,7 @@ from ..drafters.names import DRAFTERS
 from ..tokens import FloatIfKnown, IntIfKnown
 from .compare import OWN_DRAFTER, Comparison, exact_rows
 from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speed_up_in_all, speeds_by_k
+from .pace import NO_PACE, Pace
 from .request import DraftedLane
 from .weights import ENOUGH, bytes_of, memory_share
 from .words import sentence, sentences
@@ -37,6 +38,7 @@ class LaneVerdict:
         request: the drafter and its K; None if unknown.
         comparison: of the two texts; None if they need not be the same.
         environment: of the loaded preset, or from a trace; with the `memory_rate` measured after the race.
+        pace: of the target alone; if the machine is busy, nothing is concluded from times.
         doubt: a sentence if the head that drafts seems to be wired wrongly.
         speed_up: while writing; None if nothing was drafted; `ratio` is that of the speeds all the same.
         in_all: the speed-up of all the time, prompt included.
@@ -55,6 +57,7 @@ class LaneVerdict:
     comparison: Comparison | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     doubt: str = ""
+    pace: Pace = NO_PACE
 
     def __post_init__(self) -> None:
         plain, lane = self.plain, self.lane
@@ -243,7 +246,9 @@ class LaneVerdict:
 
     @property
     def chips(self) -> list[dict[str, str]]:
-        """Its three figures, each with a sentence."""
+        """Its three figures, each with a sentence; none if the machine is busy."""
+        if self.pace.busy:
+            return []
         values, explained = sentences("chips", self), sentences("meanings", self)
         return [{"name": name, "value": value, "sentence": explained[name]} for name, value in values.items()]
 
@@ -253,10 +258,11 @@ class LaneVerdict:
         return {
             "speed_up": self.speed_up,
             "speed_up_in_all": self.in_all,
+            "busy": self.pace.busy,
             "sentence": f"{self.finding} {self.doubt}".rstrip(),
             "notes": [*sentences("notes", self).values()] if self.is_long and self.readers == 1 else [],
             "numbers": [*sentences("numbers", self).items()] if self.is_long else [],
-            "slower": self.is_long and self.side < 0,
+            "slower": self.is_long and not self.pace.busy and self.side < 0,
             "comparison": self.comparison and asdict(self.comparison),
         }
 

@@ -16,6 +16,7 @@ LONG_CONTEXT = 1000  # tokens: only a longer one makes passes longer
 
 VERDICT: Mapping[str, Mapping[str, Row]] = {
     "verdict": {
+        "busy": (lambda v: v.pace.busy, "{busy}"),
         "a token": (lambda v: v.shorter < 2 and v.has_ended, "A lane wrote a single token: too little to compare."),
         "nothing": (lambda v: v.ratio is None, "Nothing to compare yet."),
         "readers, no draft": (
@@ -38,6 +39,13 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
         ),
         "slower": (lambda v: v.side < 0, "{speed}: {needs}. {advice} {prompt}"),
         "": "{speed}: {tokens:tokens} tokens per target pass{and costs}{and rest}. {advice} {prompt}",
+    },
+    "busy": {
+        "slow": (lambda v: v.pace.is_slow, "This machine is busy: a pass takes {pace.busy:.1f} times its best."),
+        "": (
+            lambda v: v.pace.busy,
+            "This machine is busy: passes take from {pace.quartiles[0]:.1f} to {pace.quartiles[1]:.1f} ms.",
+        ),
     },
     "chance": {
         "": (
@@ -144,19 +152,14 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
             "{lane.falling_rates[1]:.0%} later.",
         ),
         "passes": (
-            lambda v: v.plain.slowdown,
+            lambda v: v.plain.slowdown and v.plain.context >= LONG_CONTEXT,
             "A pass of the target alone takes {plain.slowdown:.0%} longer in the last quarter of the text than in the "
-            "first: {why longer}.",
+            "first: the context has grown to {plain.context:,} tokens.",
         ),
         "exactness": (
             lambda v: v.is_rounded_apart,
             "The texts differ: on this engine a pass over {lane.longest_pass} rows is not exact to the bit{but exact}.",
         ),
-    },
-    "why longer": {
-        "": (lambda v: v.plain.context >= LONG_CONTEXT, "the context has grown to {plain.context:,} tokens"),
-        "machine": "{plain.context:,} tokens of context do not explain that, so the machine became slower; run the "
-        "race again",
     },
     "but exact": {"": (lambda v: v.exact_rows > 1, lambda v: f"; passes for K up to {v.exact_rows - 1} are")},
     "numbers": {

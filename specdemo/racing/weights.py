@@ -9,7 +9,7 @@ from typing import Any
 from .figures import LaneFigures
 
 ENOUGH = 5  # the fewest passes to take a mean of
-MEASURED = "memory_rate", "experts"  # of an environment: what a race adds to it
+MEASURED = "memory_rate", "experts", "best_passes"  # of an environment: what a race adds to it
 NOWHERE: Mapping[str, Any] = {}  # an unknown environment
 
 

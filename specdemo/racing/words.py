@@ -53,6 +53,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     **VERDICT,
     # An `Outcome`: all drafted lanes of a race
     "race": {
+        "busy": (lambda o: o.busy, "{best.finding}"),
         "one": (lambda o: len(o.verdicts) == 1, "{best.finding}"),
         "several": (lambda o: o.verdicts, "The fastest lane is {fastest}{tied with}. {best.finding} {more pass}"),
     },
@@ -64,6 +65,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
     },
     "race headline": {
+        "busy": (lambda o: o.busy, ""),
         "one": (lambda o: len(o.verdicts) == 1 and o.best.is_long, "{best.headline}"),
         "several": (lambda o: o.verdicts and o.best.is_long, "{fastest}: {best.headline}"),
         "short": (lambda o: o.begins, "{begins}."),

@@ -16,6 +16,8 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from ..racing.pace import best_passes, remember
+from ..racing.weights import NOWHERE
 from ..servers.flags import elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
@@ -59,6 +61,7 @@ FIGURES: Figures = {  # of a drafter on a few prompts, before one is chosen; `ne
     "speed_up": average("speed_up", geometric_mean),
 }
 ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
+BUSY = "Unclear: busy."
 
 
 class Check(Study):
@@ -113,6 +116,7 @@ class Check(Study):
         self.perplexities: list[Row] = []  # where the weights are quantized
         self.not_compared: list[str] = []  # why some are missing then
         self.found: Diagnosis | None = None  # what there is so far
+        self._environment: Mapping[str, Any] = NOWHERE
         self._began = time.monotonic()
 
     def run(self) -> Iterator[str]:
@@ -137,6 +141,7 @@ class Check(Study):
         if perplexity.is_quantized(self.loaded):
             yield from self._compare_weights()
             self._began = time.monotonic()
+        self._environment = {"best_passes": best_passes(self.loaded)}
         alone = writers.PresetWriter(self.loaded, "none", 0)
         yield from self._try(alone, self._began + TRIAL_SHARE * self.steps)
         texts = [sample.alone for samples in self.trials.values() for sample in samples]
@@ -153,6 +158,8 @@ class Check(Study):
                     yield words
                     if self.found and len(self.found.samples) % kinds == 0 and self._answer != UNCLEAR:
                         break
+            if self.found:
+                remember(self.loaded, self.found.pace)
             name = self._next if self._answer == NO else None
 
     def _compare_weights(self) -> Iterator[str]:
@@ -218,10 +225,10 @@ class Check(Study):
         study, self.found = examination.Examination(mine, alone, plan), None
         looks = LOOKS * max(1, len(self.examined))
         for words in study.run():
-            self.found = Diagnosis(study, looks)
+            self.found = Diagnosis(study, looks, self._environment)
             yield words
         if study.samples:
-            self.found = Diagnosis(study, looks)  # with what was left out
+            self.found = Diagnosis(study, looks, self._environment)  # with what was left out
 
     @property
     def answer(self) -> str:
@@ -243,7 +250,8 @@ class Check(Study):
 
     def words(self) -> list[str]:
         found = self.found
-        lines = [ANSWERS[self.answer], self.in_short()]
+        busy = self.answer == UNCLEAR and found is not None and found.pace.busy
+        lines = [BUSY if busy else ANSWERS[self.answer], self.in_short()]
         if found is None:
             return lines + self.not_compared
         if self.answer == YES and self.k and found.adapts:

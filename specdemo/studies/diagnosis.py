@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate, zip_longest
 from operator import mul
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..formats import formatted
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
+from ..racing.pace import Pace
+from ..racing.weights import NOWHERE
+from ..racing.words import sentence
 from ..servers.flags import FLAGS, k_flag
 from ..settings import AUTO
 from .grid import (
@@ -53,13 +56,15 @@ class Diagnosis:
         speed_up: over prompts of eight kinds, see `racing.figures.ratio_of_speeds`, with a bootstrap interval.
         texts: how many texts were compared, how many are the same, and where the others part.
         adapts: whether K changes from round to round.
+        pace: of the target alone over all texts; if the machine is busy, there is no answer.
         best_k: the K with the most tokens a second by these figures, 0 for none; None if they do not tell.
 
     Args:
         looks: how often the interval of the speed-up is looked at before one is acted on; it is wider for it.
+        environment: has the `best_passes`; that of a server is not known.
     """
 
-    def __init__(self, examination: Examination, looks: int = 1) -> None:
+    def __init__(self, examination: Examination, looks: int = 1, environment: Mapping[str, Any] = NOWHERE) -> None:
         samples = [sample for sample in examination.samples if sample.context is None]
         usual = [sample.run for sample in samples]
         notes = dict.fromkeys(note for sample in samples for note in sample.with_drafts.notes)
@@ -68,6 +73,7 @@ class Diagnosis:
         self.baseline = examination.alone.facts if examination.alone else None
         self.plan = asdict(examination.plan)
         self.adapts = self.engine.get("k") == AUTO
+        self.pace = Pace.of([sample.alone.stats for sample in samples if sample.alone], environment)
         self.speed_up = whole["speed_up"]
         self.tokens_per_round = whole["tokens_per_round"]
         self.often = whole["often"]
@@ -86,7 +92,8 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, the sentences first."""
-        return {"verdict": self.verdict, "advice": self.advice(), **vars(self)}
+        figures = {name: value for name, value in vars(self).items() if name != "pace"}
+        return {"verdict": self.verdict, "advice": self.advice(), "busy": self.pace.busy, **figures}
 
     def _reached(self) -> list[float]:
         """How often a draft passes to each position; if K adapts, one that is long enough to have it."""
@@ -100,7 +107,7 @@ class Diagnosis:
     @property
     def answer(self) -> str:
         """Whether speculation is at least `PAYS` times as fast: yes or no where the whole interval says so."""
-        if len(self.samples) < LEAST_TEXTS:
+        if len(self.samples) < LEAST_TEXTS or self.pace.busy:
             return UNCLEAR
         if self.often == 0:
             return NO
@@ -112,6 +119,8 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The figures that the answer rests on, in a few sentences."""
+        if self.pace.busy:
+            return sentence("busy", self)
         if self.often == 0:
             return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
         tokens = f"A round writes {formatted(self.tokens_per_round, '.2f')} tokens"

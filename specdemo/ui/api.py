@@ -79,8 +79,9 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
     @job(RACE)
     def compare(request: gr.Request, *values: Any) -> dict[str, Any]:
         """Race to the end, asked for as /race, and return the summary: per lane text, token_ids, kinds, finish_reason
-        and stats; then speed_up, that of writing, speed_up_in_all, that with the time to read the prompt, sentence and
-        the comparison of the texts, which is None for rejection sampling above temperature 0; in verdicts the same of
+        and stats; then speed_up, that of writing, speed_up_in_all, that with the time to read the prompt, busy,
+        sentence and the comparison of the texts, which is None for rejection sampling above temperature 0; busy says
+        how many times its best a pass takes, and is None unless that is too much for a verdict; in verdicts the same of
         each drafted lane; and in memory_shares how close the passes of each lane come to what the memory allows, None
         where that is not known."""
         summary: dict[str, Any] = {}

@@ -236,6 +236,7 @@ def result_of(run: RaceRun) -> dict[str, Any]:
         "k": run.request.settings.k,
         "speed_up": significant(found["speed_up"]),
         "speed_up_in_all": significant(found["speed_up_in_all"]),
+        "busy": significant(found["busy"]),
         "break_even": significant(verdict.needed if verdict.is_long else None),
         "stopped": run.outcome.stopped,
         **{name: found[name] for name in ("comparison", "sentence")},

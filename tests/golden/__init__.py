@@ -50,7 +50,7 @@ COMPUTED = "theory", "explain", RECORDED  # nothing is measured here, and every 
 ADAPTS = ("check",)  # the time decides what is run: only the names of its fields are compared
 MEASURED = re.compile(
     r"second|(^|_)ms(_|$)|speed|cost|break_even|memory|environment|^version$|^alone$|^hits$|^prepared$"
-    "|sentence|^verdict$|^advice$|^notes$|^numbers$|^slower$|^best"
+    "|sentence|^busy$|^verdict$|^advice$|^notes$|^numbers$|^slower$|^best"
 )
 LEFT_OUT = "…"
 

@@ -114,6 +114,7 @@ class Toy:
     """What `models.load` returns, as far as the core reads it. Every runner it hands out is kept in `runners`."""
 
     eos_ids: frozenset[int] = frozenset()
+    weights: dict[str, Any] = field(default_factory=dict)
     context: int = 256
     token_bytes: Mapping[str, int] = field(default_factory=lambda: {"target": 0})
     ngram_table: Path | None = None

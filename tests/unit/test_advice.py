@@ -191,8 +191,7 @@ def test_notes_tell_what_changes_along_the_text() -> None:
     (note,) = notes(figures([round_(4, 3)] * 40, plain=run(SLOWING, prompt_tokens=1000)))
     assert tells(note, "55% quarter")
     assert tells(note, "1,081 grown")
-    (note,) = notes(figures([round_(4, 3)] * 40, plain=run(SLOWING)))
-    assert tells(note, "machine became")
+    assert notes(figures([round_(4, 3)] * 40, plain=run(SLOWING))) == []  # so short a context does not explain it
 
 
 @pytest.mark.parametrize(

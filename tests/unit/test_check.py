@@ -75,7 +75,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(writers, "PresetWriter", make)
         preset = SimpleNamespace(defaults=SimpleNamespace(drafter="eagle"), draft_model=None)
         usual = {field.name: field.value for field in Check.fields} | {"drafters": list(speeds)}
-        study = Check(SimpleNamespace(preset=preset, weights_dtype=None), usual | asked)  # type: ignore[arg-type]
+        study = Check(SimpleNamespace(preset=preset, weights_dtype=None, weights={}, environment=dict), usual | asked)  # type: ignore[arg-type]
         for _ in study.run():
             pass
         return study

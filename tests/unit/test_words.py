@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.events import Round
-from specdemo.racing import words
+from specdemo.racing import pace, words
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, Texts
 from specdemo.racing.explained import Guess, RoundFacts
 from specdemo.racing.figures import LaneFigures, ReaderFigures
 from specdemo.racing.outcome import Outcome
+from specdemo.racing.pace import Pace
 from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import Ending, FirstGuesses
 from specdemo.racing.verdict import LaneVerdict
@@ -80,6 +81,8 @@ def verdicts() -> Iterator[LaneVerdict]:
         yield LaneVerdict(lanes[0], lanes[1])
     yield from (judged(FALLS), judged([round_(4, 3)] * 40, plain=run(SLOWING)))
     yield judged([round_(4, 3)] * 40, plain=run(SLOWING, prompt_tokens=1000))
+    for times in ([0.01] * 32, [0.01, 0.05] * 16):
+        yield judged([round_(4, 3)] * 40, pace=Pace(times, best=0.004 if len({*times}) == 1 else None))
     for rows in (0, 3):
         yield judged([round_(4, 3)] * 40, comparison=PARTED, environment={"exact_rows": rows})
     for group in (
@@ -118,6 +121,7 @@ def outcomes() -> Iterator[Outcome]:
     rows = {"a": round_(4, 3, 0.01), "b": round_(4, 2, 0.0052), "c": round_(1, 1, 0.006)}
     lanes = {name: judged([row] * 40) for name, row in rows.items()}
     yield from (Outcome({}, lanes), Outcome({}, {"a": lanes["a"]}), Outcome({}, {"a": judged([round_(4, 2)] * 3)}))
+    yield Outcome({}, {"a": judged([round_(4, 3)] * 40, pace=Pace([0.01] * 32, best=0.004))})
     for count, stopped in ((2, True), (4, True), (2, False), (4, False)):
         yield Outcome({}, {"a": LaneVerdict(LaneFigures(), LaneFigures(readers=count))}, stopped=stopped)
 
@@ -155,6 +159,7 @@ def test_every_row_is_said_of_some_facts(monkeypatch: pytest.MonkeyPatch) -> Non
         return filled(row, facts)
 
     monkeypatch.setattr(words, "_filled", noted)
+    monkeypatch.setattr(pace, "FEW_PASSES", 16)
     for slot, cases in CASES.items():
         for facts in cases():
             if slot not in SHORT or facts.is_long:
