@@ -1027,6 +1027,7 @@ def test_while_a_race_is_measured_only_a_bar_moves_and_then_all_tell_the_same_tw
     writing, lane = max((speed_up(stats[PLAIN], stats[lane]) or 0, lane) for lane in LANES)
     figures = f"{writing:.2f}× writing, {speed_up_in_all(stats[PLAIN], stats[lane]):.2f}× in all"
     assert page.locator("#race .sd-speed").inner_text().replace("\n", " ").startswith(figures)
+    page.evaluate("specdemo.race.parts.behind.open = true")
     heads = page.locator("#race .sd-table thead th").all_inner_texts()
     cells = page.locator("#race .sd-table tbody tr").nth(1 + LANES.index(lane)).locator("td").all_inner_texts()
     table = dict(zip(heads[1:], cells, strict=True))
@@ -1603,6 +1604,7 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
     titles = ["Target alone", "prompt-lookup, K 4", "ngram, K 2", "lookup-ngram, K auto"]
     expect(page.locator("#race .sd-lane h2")).to_have_text(titles)
     stats = {lane: LaneFigures.of(entry.event for entry in script.entries if entry.lane == lane) for lane in names}
+    page.evaluate("specdemo.race.parts.behind.open = true")
     rows = page.locator("#race .sd-table tbody tr").evaluate_all(
         "rows => rows.map((row) => row.innerText.split(/\\s*\\t/))"
     )

@@ -304,7 +304,7 @@ export class Race extends Job {
     this.speed();
     this.parts.spoken.textContent = "";
     this.parts.measured.max = request.settings.max_new_tokens * Object.keys(this.lanes).length;
-    if (this.show.measures) this.words("Measuring the race.", "Then the page shows it.");
+    if (this.show.measures) this.words("Measuring the race.");
     else this.racing();
   }
 
