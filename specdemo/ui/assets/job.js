@@ -18,17 +18,16 @@ const showElsewhere = () => {
   if (!elsewhere.isConnected) document.querySelector(".gradio-container")?.append(elsewhere);
   if (job) sd.put(runs, `${job.name} is running${job.progress ? `: ${job.progress}` : ""}`);
 };
-const sight = new IntersectionObserver((seen) => {
-  for (const { target, boundingClientRect } of seen) target.sdJob.inSight = boundingClientRect.height > 0; // or its tab is not open
-  showElsewhere();
-});
 
 /** Each kind has its `kind`, its `name`, the `trigger` and `server` of its part of the page, `mark`, `words` and `apply`. */
 export class Job {
-  /** Its element: whether its tab is open. */
+  /** Watch its element, which has no height while its tab is not open. */
   lookAt(element) {
-    element.sdJob = this;
-    sight.observe(element);
+    const seen = (sights) => {
+      this.inSight = sights.at(-1).boundingClientRect.height > 0;
+      showElsewhere();
+    };
+    new IntersectionObserver(seen).observe(element);
   }
 
   say(state) {
