@@ -195,10 +195,11 @@ class Outcome:
 
     def ending(self, disturbed: bool = False) -> dict[str, Any]:
         """What the page shows at the end of a race, without the texts, which it has. It always gets figures of two
-        lanes; of a busy machine it gets no speed-up."""
+        lanes; of a busy machine it gets no speed-ups."""
         found = self._json()
         if self.busy:
-            found |= {"speed_up": None, "speed_ups": dict.fromkeys(self.verdicts)}
+            nothing = dict.fromkeys(self.verdicts)
+            found |= dict(zip(SPEED_UPS, (None, None, nothing, nothing), strict=True))
         if len(self.lanes) < 2:
             found["stats"] = {PLAIN: LaneFigures().as_dict(), SPECULATIVE: LaneFigures().as_dict(), **found["stats"]}
         return {**{name: found[name] for name in PAGE}, "disturbed": disturbed}
