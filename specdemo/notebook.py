@@ -124,15 +124,15 @@ def race(
     if lanes is not None and (drafter, k) != (None, None):
         raise BadInput("Each lane says its own drafter and K: leave out drafter and k.")
     chosen = find_preset(str(preset))
-    asked = chosen.defaults.filled_in({**known, "drafter": drafter, "k": k, **settings})
-    request = read_request(prompt=prompt, preset=chosen.name, presets=[chosen.name], lanes=lanes, **asked)
+    values = chosen.defaults.filled_in({**known, "drafter": drafter, "k": k, **settings})
+    request = read_request(prompt=prompt, preset=chosen.name, presets=[chosen.name], lanes=lanes, **values)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without widgets
         loaded = load_kept(_kept, chosen, dtype)
     from .racing import batch, summary
 
     request, _ = fitted(request, loaded)
-    entries = list(_shown(request, batch.race_asked(loaded, request)))
+    entries = list(_shown(request, batch.race_request(loaded, request)))
     header = summary.trace_header(loaded, request)
     header["environment"] = summary.measured(loaded)
     return Race(request, header, entries, summary.outcome_of(loaded, request, entries))

@@ -18,14 +18,14 @@ from .models import Models
 from .options import BASELINE_KEY, SERVER_KEY, AsJson, check_writable, options_of, read_text, say, show, with_options
 
 TYPED = [field for field in Check.fields if field.kind != "key"]  # a key is not for a command line
-Asked = options_of(TYPED)
+Options = options_of(TYPED)
 
 
 @with_options
 def check(
     *,
     models: Models,
-    asked: Asked,  # type: ignore[valid-type]
+    options: Options,  # type: ignore[valid-type]
     text: Annotated[
         Path | None, Option(help="Compare quantized weights on the text of this file, not on 24 short ones.")
     ] = None,
@@ -38,7 +38,7 @@ def check(
     What models take is told first. API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     check_writable(csv, html)
-    given = asdict(asked)
+    given = asdict(options)
     for field in TYPED:
         if field.kind != "drafters":
             field.check(given[field.name])

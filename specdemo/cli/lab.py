@@ -40,8 +40,8 @@ app = typer.Typer(help="Why it is fast or slow, which K, and whether it is reall
 def add(study: type[Study]) -> None:
     """Add the command of a study: it asks for its fields, runs it, and prints and writes what was found."""
 
-    def command(models: Models, asked: Any, files: Files) -> None:
-        given = read_options(typed, asked)
+    def command(models: Models, options: Any, files: Files) -> None:
+        given = read_options(typed, options)
         given |= {field.name: os.environ.get(SERVER_KEY, "") for field in study.options() if field not in typed}
         study.check_options(given)
         facts: dict[str, Any] = {}
@@ -65,7 +65,7 @@ def add(study: type[Study]) -> None:
     typed = [field for field in study.options() if field.kind != "key"]  # a key is not for a command line
     command.__annotations__ = {
         "models": ModelsOrEager if study.by_eager else Models,
-        "asked": options_of(typed),
+        "options": options_of(typed),
         "files": Files,
     }
     app.command(study.name, help=study.summary)(with_options(command))

@@ -125,17 +125,17 @@ def generate(
     prompt: Prompt, models: ModelsOrEager, decoding: DecodingOptions, memory: MemoryPath = None, json_: AsJson = False
 ) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
-    asked = decoding.request(prompt, models.chosen)
+    request = decoding.request(prompt, models.chosen)
     kept = memory_file(memory)
-    with models.loaded(raw=asked.raw) as opened:
+    with models.loaded(raw=request.raw) as opened:
         from ..racing import lanes, race, summary
 
         loaded = begun(kept, opened)
-        asked = decoding.fitted(asked, loaded)
-        prompt_ids = loaded.encode(asked.prompt, asked.raw)
+        request = decoding.fitted(request, loaded)
+        prompt_ids = loaded.encode(request.prompt, request.raw)
         events = []
         text = lanes.LaneText(loaded.tokenizer, prompt_ids)
-        for event in race.start(loaded, asked.drafter, prompt_ids, asked.settings):
+        for event in race.start(loaded, request.drafter, prompt_ids, request.settings):
             events.append(event)
             if not json_:
                 read = text.read(event)
@@ -144,7 +144,7 @@ def generate(
                 if isinstance(read, Finished):
                     typer.echo(printable(read.text), nl=False)
                 sys.stdout.flush()
-        outcome = summary.report(loaded, prompt_ids, events, asked.settings.grammar)
+        outcome = summary.report(loaded, prompt_ids, events, request.settings.grammar)
         if kept:
             kept.add(loaded, outcome["token_ids"])
         if json_:
@@ -205,17 +205,17 @@ def race_(
         return
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
-    asked = replace(decoding.request(prompt, models.chosen, lane, readers), isolated=isolated)
+    request = replace(decoding.request(prompt, models.chosen, lane, readers), isolated=isolated)
     kept = memory_file(memory)
-    with models.loaded(raw=asked.raw) as opened:
+    with models.loaded(raw=request.raw) as opened:
         from ..racing import batch, summary
 
         loaded = begun(kept, opened)
-        asked = decoding.fitted(asked, loaded, lane)
-        outcome = summary.outcome_of(loaded, asked, list(batch.race_asked(loaded, asked))).as_dict()
+        request = decoding.fitted(request, loaded, lane)
+        outcome = summary.outcome_of(loaded, request, list(batch.race_request(loaded, request))).as_dict()
         if kept:
-            kept.add(loaded, outcome[next(iter(asked.lanes))]["token_ids"])
-        typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter, why))
+            kept.add(loaded, outcome[next(iter(request.lanes))]["token_ids"])
+        typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, request.drafter, why))
 
 
 def begun(kept: MemoryFile | None, loaded: Loaded) -> Loaded:
@@ -239,25 +239,26 @@ def _option(name: str) -> str:
 def _race_again(path: Path, device: Device, json_: bool) -> None:
     """Run the race of a trace again, on the models and number type that it names, and compare the token ids."""
     header, recorded = read_trace(trace_lines(path))
-    asked, there = request_of(header), environment_of(header)
+    request, there = request_of(header), environment_of(header)
     dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
-    models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
-    with models.loaded(raw=asked.raw) as loaded:
+    models = ModelsOrEager(preset=request.preset, dtype=dtype, device=device, eager=eager)
+    with models.loaded(raw=request.raw) as loaded:
         from ..racing import again, summary
 
         entries = list(again.again(loaded, header, recorded))
         differing = again.differences(recorded, entries)
-        if asked.others:
-            outcome = summary.outcome_of(loaded, asked, entries).as_dict()
+        if request.others:
+            outcome = summary.outcome_of(loaded, request, entries).as_dict()
         else:
-            drafted = {name: lane for name, lane in again.lanes_asked(header).items() if name != PLAIN}
-            outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
+            drafted = {name: lane for name, lane in again.recorded_lanes(header).items() if name != PLAIN}
+            prompt_ids = loaded.encode(request.prompt, request.raw)
+            outcome = summary.summary(loaded, prompt_ids, request.settings, entries, drafted)
         same = not any(place is not None for place in differing.values())
         if json_:
             typer.echo(json.dumps({**outcome, "again": {"same": same, "first_difference": differing}}))
         else:
             others = again.other_environment(loaded, header)
-            typer.echo("\n".join([table(outcome, asked.drafter), *compared(differing, others)]))
+            typer.echo("\n".join([table(outcome, request.drafter), *compared(differing, others)]))
     if not same:
         raise typer.Exit(1)
 
@@ -285,14 +286,14 @@ def record(
     readers: ReaderCount = 1,
 ) -> None:
     """Run a race and write its trace to a file."""
-    asked = decoding.request(prompt, models.chosen, lane, readers)
+    request = decoding.request(prompt, models.chosen, lane, readers)
     check_writable(out)
-    with models.loaded(raw=asked.raw) as loaded:
+    with models.loaded(raw=request.raw) as loaded:
         from ..racing import batch, summary
 
-        asked = decoding.fitted(asked, loaded, lane)
-        entries = list(batch.race_asked(loaded, asked))
-        header = summary.trace_header(loaded, asked)
+        request = decoding.fitted(request, loaded, lane)
+        entries = list(batch.race_request(loaded, request))
+        header = summary.trace_header(loaded, request)
         header["environment"] = summary.measured(loaded)
         save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
@@ -325,8 +326,8 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     of_all = {"tokens_per_second_of_all": "{:.1f}"} if "readers" in lanes[PLAIN] else {}
     shapes = {**FIGURES, **of_all, **dict.fromkeys(ratios.values(), "{}")}
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)
-    said = {name: found["sentence"] for name, found in verdicts.items()}
-    others = [f"{name}: {sentence}" for name, sentence in said.items() if sentence not in outcome["sentence"]]
+    sentences = {name: found["sentence"] for name, found in verdicts.items()}
+    others = [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence not in outcome["sentence"]]
     lines += ["", *texts_compared(verdicts), *others, outcome["sentence"]]
     return "\n".join([*lines, *(figures_behind(verdicts) if why else [])])
 

@@ -111,9 +111,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def options_of(asked: Iterable[Field]) -> type:
+def options_of(form: Iterable[Field]) -> type:
     """A dataclass of these fields, for a command `with_options`."""
-    return make_dataclass("Asked", map(_option, asked), frozen=True, kw_only=True)
+    return make_dataclass("Options", map(_option, form), frozen=True, kw_only=True)
 
 
 def _option(field: Field) -> tuple[str, Any, Any]:
@@ -125,9 +125,9 @@ def _option(field: Field) -> tuple[str, Any, Any]:
     return field.name, typed, field.value if field.cli_default is None else field.cli_default
 
 
-def read_options(asked: Iterable[Field], options: Any) -> dict[str, Any]:
+def read_options(form: Iterable[Field], options: Any) -> dict[str, Any]:
     """The values of an instance of `options_of`, by the names of the fields."""
-    return {field.name: _read(field, getattr(options, field.name)) for field in asked}
+    return {field.name: _read(field, getattr(options, field.name)) for field in form}
 
 
 def _read(field: Field, typed: Any) -> Any:
@@ -178,17 +178,17 @@ class DecodingOptions(Decoded):  # type: ignore[misc,valid-type]
             first, *rest = read_lanes(lane_names)
             given |= asdict(first)
             more = tuple(rest)
-        asked = preset.defaults.filled_in(given)
-        drafter, raw, stop = asked.pop("drafter"), asked.pop("raw"), tuple(asked.pop("stop") or ())
-        asked["grammar"] = read_grammar(asked.pop("schema"), asked.pop("grammar"))
-        settings = Settings(**asked, stop=stop)
+        values = preset.defaults.filled_in(given)
+        drafter, raw, stop = values.pop("drafter"), values.pop("raw"), tuple(values.pop("stop") or ())
+        values["grammar"] = read_grammar(values.pop("schema"), values.pop("grammar"))
+        settings = Settings(**values, stop=stop)
         return with_readers(Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more), readers)
 
-    def fitted(self, asked: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
-        """`asked.fitted`, with its note on stderr; what was asked for by an option stays as it is."""
+    def fitted(self, request: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
+        """`request.fitted`, with its note on stderr; what was asked for by an option stays as it is."""
         if self.tree or lane_names:
-            return asked
-        request, note = fitted(asked, loaded)
+            return request
+        request, note = fitted(request, loaded)
         if note:
             typer.echo(note, err=True)
         return request

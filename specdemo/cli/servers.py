@@ -71,11 +71,11 @@ def race_server(
         rule=REJECTION,
         stop=tuple(decoding.stop or ()),
     )
-    asked = Request(read_prompt(prompt), "", OWN_DRAFTER, settings, decoding.raw is True)
+    request = Request(read_prompt(prompt), "", OWN_DRAFTER, settings, decoding.raw is True)
     address = baseline if baseline and "://" in baseline else None
     with pair_connected(server, address) as (dialect, plain):
         recorded = read_trace(trace_lines(Path(baseline))) if baseline and not address else None
-        race = race_servers(asked, dialect, plain or recorded)
+        race = race_servers(request, dialect, plain or recorded)
     if out is not None:
         save_trace(out, trace_header(race), race.entries)
     ended = outcome(race)

@@ -31,64 +31,64 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
 
     A lane that was stopped goes as far as it went. Several readers are decoded at once again.
     """
-    asked = asked_again(loaded, header)
-    if asked.others:
-        yield from _readers_again(loaded, asked, recorded)
+    request = request_again(loaded, header)
+    if request.others:
+        yield from _readers_again(loaded, request, recorded)
         return
-    prompt_ids = loaded.encode(asked.prompt, asked.raw)
-    lanes = lanes_asked(header)
-    check_fits(loaded, len(prompt_ids), asked.settings, *(lane.drafter for lane in lanes.values()))
+    prompt_ids = loaded.encode(request.prompt, request.raw)
+    lanes = recorded_lanes(header)
+    check_fits(loaded, len(prompt_ids), request.settings, *(lane.drafter for lane in lanes.values()))
     runs = {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
-            settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(asked.settings))
+            settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(request.settings))
             decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, Given(ks))
             decoding.distributions = name != PLAIN
             runs[name] = _first(len(events), decode(decoding))
-    yield from race_lanes(lanes_of(loaded, prompt_ids, runs), asked.isolated)
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs), request.isolated)
 
 
-def _readers_again(loaded: Loaded, asked: Request, recorded: Sequence[Entry]) -> Iterator[Entry]:
-    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
-    check_prompts(loaded, asked.drafter, prompts, asked.settings, len(prompts), lanes=2)
+def _readers_again(loaded: Loaded, request: Request, recorded: Sequence[Entry]) -> Iterator[Entry]:
+    prompts = [loaded.encode(prompt, request.raw) for prompt in request.prompts]
+    check_prompts(loaded, request.drafter, prompts, request.settings, len(prompts), lanes=2)
 
     def decodings(lanes: Iterable[str]) -> Iterator[Decoding]:
         for name, prompt in zip(lanes, prompts, strict=True):
             events = [entry.event for entry in recorded if entry.lane == name]
             tokens = sum(len(emitted_tokens(event)) for event in events)
-            drafter = asked.lanes[name].drafter
-            settings = replace(asked.settings, max_new_tokens=max(tokens, 1))
+            drafter = request.lanes[name].drafter
+            settings = replace(request.settings, max_new_tokens=max(tokens, 1))
             settings, ks = recorded_settings(events, drafter, settings)
             yield decoding_of(loaded, drafter, prompt, rule_for(settings), None, Given(ks))
 
-    runs = [decode_batch(decodings(lanes), len(prompts)) for lanes in (asked.pairs.values(), asked.pairs)]
-    yield from entries_of(loaded, asked, prompts, runs)
+    runs = [decode_batch(decodings(lanes), len(prompts)) for lanes in (request.pairs.values(), request.pairs)]
+    yield from entries_of(loaded, request, prompts, runs)
 
 
-def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
+def request_again(loaded: Loaded, header: dict[str, Any]) -> Request:
     """What the race of a trace was asked for, if it can be run again."""
-    asked = request_of(header)
+    request = request_of(header)
     if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
-        raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
-    for lane in lanes_asked(header).values():
+        raise BadInput(f"The trace was recorded with other weights than the preset {request.preset} has now.")
+    for lane in recorded_lanes(header).values():
         check_drafter(loaded, lane.drafter)
     if header["settings"].get(GONE, 1) != 1:
         raise BadInput("This race cannot be run again: it used Saguaro sampling, which this version does not have.")
     versions = {lane.get("noise") for lane in header["lanes"]}
-    if asked.settings.temperature > 0 and versions != {noise.VERSION}:
+    if request.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
-    if any(lane.get("remembered") for lane in header["lanes"]) and not is_comparable(asked.settings):
+    if any(lane.get("remembered") for lane in header["lanes"]) and not is_comparable(request.settings):
         raise BadInput(
             "This race cannot be run again: its drafter began with earlier answers, which the trace does not hold."
         )
-    return asked
+    return request
 
 
-def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
+def recorded_lanes(header: dict[str, Any]) -> dict[str, DraftedLane]:
     """The lanes of a trace by name, with the drafter and the K of each; older traces have one for the whole race."""
-    asked = request_of(header)
-    return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
+    request = request_of(header)
+    return {lane["name"]: lane_of(lane, request) for lane in header["lanes"]}
 
 
 def recorded_settings(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[Form]]:

@@ -56,23 +56,23 @@ def check_prompts(
     check_caches([bytes_per_token] * min(at_once, len(prompts)), longest, loaded.device)
 
 
-def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
+def race_request(loaded: Loaded, request: Request) -> Iterator[Entry]:
     """The race that is asked for, see `race.race`. The prompts of several readers are decoded at once without a
     drafter, and at once with it, see `entries_of`.
     """
-    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
-    if not asked.others:
-        yield from race.race(loaded, asked.drafter, prompts[0], asked.settings, asked.isolated, asked.more)
+    prompts = [loaded.encode(prompt, request.raw) for prompt in request.prompts]
+    if not request.others:
+        yield from race.race(loaded, request.drafter, prompts[0], request.settings, request.isolated, request.more)
         return
-    check_prompts(loaded, asked.drafter, prompts, asked.settings, len(prompts), lanes=2)
-    if asked.drafter != "none":
-        costs_of(loaded, asked.settings, len(prompts))  # measured before the first of them runs
-    runs = [batch(loaded, drafter, prompts, asked.settings, len(prompts)) for drafter in ("none", asked.drafter)]
-    yield from entries_of(loaded, asked, prompts, runs)
+    check_prompts(loaded, request.drafter, prompts, request.settings, len(prompts), lanes=2)
+    if request.drafter != "none":
+        costs_of(loaded, request.settings, len(prompts))  # measured before the first of them runs
+    runs = [batch(loaded, drafter, prompts, request.settings, len(prompts)) for drafter in ("none", request.drafter)]
+    yield from entries_of(loaded, request, prompts, runs)
 
 
 def entries_of(
-    loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]], runs: Sequence[Events]
+    loaded: Loaded, request: Request, prompts: Sequence[Sequence[int]], runs: Sequence[Events]
 ) -> Iterator[Entry]:
     """The entries of readers that are decoded at once, in a run without a drafter and in one with it.
 
@@ -83,14 +83,14 @@ def entries_of(
     Raises:
         NotFinite: one of the readers could not go on. Those that could are read to their ends before.
     """
-    names = list(asked.pairs.values()), list(asked.pairs)
+    names = list(request.pairs.values()), list(request.pairs)
     texts = {
         name: LaneText(loaded.tokenizer, ids, loaded.eos_ids)
         for group in names
         for name, ids in zip(group, prompts, strict=True)
     }
     clocks, seen, failures = [0.0, 0.0], dict.fromkeys(texts, 0.0), list[Exception]()
-    step = (lambda read: 0.0) if asked.isolated else seconds_of
+    step = (lambda read: 0.0) if request.isolated else seconds_of
     passes = {index: by_passes(run, failures) for index, run in enumerate(runs)}
     with closing(take_turns(passes, step)) as turns:  # type: ignore[type-var]
         for run, read in turns:

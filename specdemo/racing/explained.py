@@ -54,7 +54,7 @@ class RoundFacts(NamedTuple):
         return self.event.emitted[-1].kind if self.event.emitted else TokenKind.UNKNOWN
 
 
-def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | None = None) -> dict[str, Any]:
+def explained(request: Request, entries: Sequence[Entry], index: int, lane: str | None = None) -> dict[str, Any]:
     """A round, ready for JSON. Probabilities are those after temperature, top-k and top-p; for `margin` see `Token`.
 
     Args:
@@ -74,9 +74,9 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
     return {
         "round": index,
         "rounds": len(rounds),
-        "temperature": asked.settings.temperature,
-        "rule": asked.settings.rule,
-        "prompt": asked.prompt[:BEFORE],
+        "temperature": request.settings.temperature,
+        "rule": request.settings.rule,
+        "prompt": request.prompt[:BEFORE],
         "text_before": before[-BEFORE:],
         "drafted": [
             {
@@ -85,7 +85,7 @@ def explained(asked: Request, entries: Sequence[Entry], index: int, lane: str | 
                 "target_probability": significant(token.p),
                 "drafter_probability": significant(token.q),
                 **({"follows": parents[at] if parents[at] >= 0 else None} if tree else {}),
-                "why": sentence("guess", Guess(token, asked.settings)),
+                "why": sentence("guess", Guess(token, request.settings)),
             }
             for at, token in enumerate(event.drafted)
         ],

@@ -76,8 +76,8 @@ class Outcome:
             events = [(entry.lane, entry.event) for entry in entries]
             plain, drafted = (ReaderFigures.of_lanes({*group}, events) for group in (pairs.values(), pairs))
             parted = first_to_part(found.comparison for found in verdicts.values())
-            asked, pace = lanes[next(iter(pairs))], Pace.of([plain], environment)
-            verdicts = {SPECULATIVE: LaneVerdict(plain, drafted, asked, parted, pace=pace)}
+            first, pace = lanes[next(iter(pairs))], Pace.of([plain], environment)
+            verdicts = {SPECULATIVE: LaneVerdict(plain, drafted, first, parted, pace=pace)}
         found = cls(figures, verdicts, worst(badges), stopped=stopped, environment=environment)
         badge = found.badge
         if pairs and badge["mark"] == "same":

@@ -62,12 +62,12 @@ def summary(
     return _outcome(loaded, settings, entries, lanes, dict.fromkeys(lanes, prompt_ids)).as_dict()
 
 
-def outcome_of(loaded: Loaded, asked: Request, entries: Sequence[Entry]) -> Outcome:
+def outcome_of(loaded: Loaded, request: Request, entries: Sequence[Entry]) -> Outcome:
     """What came of the race that was asked for, and whether a published head seems to be wired wrongly."""
-    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
-    read = dict(zip(asked.lanes, cycle(prompts), strict=False))
-    lanes = {**dict.fromkeys(asked.lanes), **asked.drafted}
-    return _outcome(loaded, asked.settings, entries, lanes, read, asked.pairs)
+    prompts = [loaded.encode(prompt, request.raw) for prompt in request.prompts]
+    read = dict(zip(request.lanes, cycle(prompts), strict=False))
+    lanes = {**dict.fromkeys(request.lanes), **request.drafted}
+    return _outcome(loaded, request.settings, entries, lanes, read, request.pairs)
 
 
 def _outcome(
@@ -82,13 +82,13 @@ def _outcome(
     if found.verdicts:
         remember(loaded, found.best.pace)
     verdicts, doubts = {**found.verdicts}, dict[str, str]()
-    for lane, asked in lanes.items():
+    for lane, request in lanes.items():
         if pairs and doubts:  # one is enough
             break
-        if asked and (doubt := _doubt(loaded, asked.drafter, found.lanes[lane])):
+        if request and (doubt := _doubt(loaded, request.drafter, found.lanes[lane])):
             judged = SPECULATIVE if pairs else lane
             verdicts[judged] = replace(verdicts[judged], doubt=doubt)
-            doubts.setdefault(asked.drafter, doubt)
+            doubts.setdefault(request.drafter, doubt)
     lane_events = {lane: figures.events for lane, figures in found.lanes.items()}
     reports = {lane: report(loaded, prompts[lane], events, settings.grammar) for lane, events in lane_events.items()}
     cut = dict.fromkeys(filter(None, map(cut_short, reports.values())))
@@ -182,7 +182,7 @@ def cut_short(report: Mapping[str, Any]) -> str:
     return sentence("ending", ending)
 
 
-def trace_header(loaded: Loaded, asked: Request) -> dict[str, Any]:
+def trace_header(loaded: Loaded, request: Request) -> dict[str, Any]:
     """What a race was asked for, and what it ran on. With the entries this is all that is needed to run it `again`."""
     environment = loaded.environment()
 
@@ -190,18 +190,18 @@ def trace_header(loaded: Loaded, asked: Request) -> dict[str, Any]:
         exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, run.tree)}
         count = remembered_by(loaded, run)
         memory = {"remembered": count} if count else {}
-        return {"name": name, **asdict(run), "rule": asked.settings.rule, "noise": noise.VERSION, **exact, **memory}
+        return {"name": name, **asdict(run), "rule": request.settings.rule, "noise": noise.VERSION, **exact, **memory}
 
-    readers = {"readers": len(asked.prompts), "others": list(asked.others)} if asked.others else {}
+    readers = {"readers": len(request.prompts), "others": list(request.others)} if request.others else {}
     return {
-        "lanes": [lane(name, run) for name, run in asked.lanes.items()],
+        "lanes": [lane(name, run) for name, run in request.lanes.items()],
         "preset": loaded.preset.name,
         "weights": loaded.weights,
-        "drafter": asked.drafter,
-        "prompt": asked.prompt,
+        "drafter": request.drafter,
+        "prompt": request.prompt,
         **readers,
-        "raw": asked.raw,
-        "isolated": asked.isolated,
-        "settings": asdict(asked.settings),
+        "raw": request.raw,
+        "isolated": request.isolated,
+        "settings": asdict(request.settings),
         "environment": environment,
     }

@@ -181,9 +181,9 @@ def request_of(header: dict[str, Any]) -> Request:
         prompt, preset, drafter = (header[name] for name in ("prompt", "preset", "drafter"))
         if not all(isinstance(text, str) for text in (prompt, preset, drafter)):
             raise ValueError("prompt, preset and drafter are texts")
-        asked = {"rule": REJECTION, **header["settings"]}  # older ones name none
-        asked.pop(GONE, None)
-        settings = Settings(**{**asked, "stop": tuple(asked.get("stop", ()))})
+        stated = {"rule": REJECTION, **header["settings"]}  # older ones name none
+        stated.pop(GONE, None)
+        settings = Settings(**{**stated, "stop": tuple(stated.get("stop", ()))})
         raw, isolated = header.get("raw") is True, header.get("isolated") is True
         return Request(prompt, preset, drafter, settings, raw, isolated, others=_others(header))
     except KeyError as error:
@@ -230,8 +230,8 @@ def _reason(error: Exception) -> str:
         "union_tag_invalid": f"unknown event {_brief(first.get('ctx', {}).get('tag'))}",
         "union_tag_not_found": "it has no field 'type'",
     }
-    said = first["msg"][:1].lower() + first["msg"][1:]
-    return words.get(first["type"], f"{name}: {said}, not {_brief(first['input'])}")
+    text = first["msg"][:1].lower() + first["msg"][1:]
+    return words.get(first["type"], f"{name}: {text}, not {_brief(first['input'])}")
 
 
 def _entry(text: str) -> Entry:

@@ -82,9 +82,9 @@ class DraftsAhead(Grid):
         ("prepare_ms", "preparing, ms", "ms"),
     )
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
-        fan_outs, ks = asked.get("fan_outs", (1, 2, 4, 8)), asked.get("ks") or (asked["k"],)
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
+        fan_outs, ks = chosen.get("fan_outs", (1, 2, 4, 8)), chosen.get("ks") or (chosen["k"],)
         if not all(1 <= each <= MAX_AHEAD for each in fan_outs):
             raise BadInput(f"The outcomes for each place are 1 to {MAX_AHEAD}.")
         if not all(1 <= k <= MAX_K for k in ks):
@@ -93,7 +93,7 @@ class DraftsAhead(Grid):
             {"method": method, "ahead": each, "fan_out": each} for each in fan_outs for method in (TOGETHER, SIMULATED)
         ]
         cases = [{**method, "k": k} for k in ks for method in ({"method": PLAIN}, *ahead)]
-        prompts = self.readable(self.prompts("domains"))[: asked["repeats"]]
+        prompts = self.readable(self.prompts("domains"))[: chosen["repeats"]]
         self.plan(self.texts_of(prompts), [{"method": ALONE, "drafter": NONE}, *cases])
         self.shared = shared_by_both(loaded.environment())
 

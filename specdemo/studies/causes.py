@@ -16,7 +16,7 @@ from .plots import OVER_TEXTS, passing
 from .prompts import Prompt
 from .statistics import Parts, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, server_field, some_of_each, with_notes
-from .tables import Rows, grouped
+from .tables import Rows, group_by
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -85,8 +85,8 @@ class Causes(Grid):
         ],
     )
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
         self.writers: dict[Any, writers.Writer] = {}
         self.plan([*self._texts()])
 
@@ -95,10 +95,10 @@ class Causes(Grid):
 
     def _texts(self) -> Iterator[Row]:
         """Prompts under one condition after the other. The others of a cause are compared with its first."""
-        usual, few = some_of_each("causes", self.asked["each"]), some_of_each("causes", 1)[::2]
-        for category, prompts in grouped(usual, lambda prompt: prompt.category).items():
+        usual, few = some_of_each("causes", self.chosen["each"]), some_of_each("causes", 1)[::2]
+        for category, prompts in group_by(usual, lambda prompt: prompt.category).items():
             yield from _condition(TEXT, category, prompts)
-        for language, prompts in grouped(some_of_each("languages", 3), lambda prompt: prompt.category).items():
+        for language, prompts in group_by(some_of_each("languages", 3), lambda prompt: prompt.category).items():
             yield from _condition(LANGUAGE, language, prompts)
         for temperature in TEMPERATURES:
             yield from _condition(TEMPERATURE, f"{temperature:g}", few, temperature=temperature)
@@ -106,12 +106,12 @@ class Causes(Grid):
         for tokens in CONTEXTS:
             longer = [Prompt(p.id, p.category, with_notes(p.prompt, tokens, at)) for at, p in enumerate(few)]
             yield from _condition(CONTEXT, f"after {tokens:,} tokens", longer)
-        if self.asked.get("server"):
+        if self.chosen.get("server"):
             return
         if "enable_thinking" in str(self.loaded.tokenizer.chat_template or ""):
             for name, on in (("off", False), ("on", True)):
                 yield from _condition(THINKING, name, few, thinking=on)
-        if (other := self.asked["other_weights"]) != "none":
+        if (other := self.chosen["other_weights"]) != "none":
             yield from _condition(WEIGHTS, AS_LOADED, few)
             yield from _condition(WEIGHTS, other, few, dtype=other)
 
@@ -145,27 +145,27 @@ class Causes(Grid):
         return self.writers[made]
 
     def _make_writer(self, dtype: str | None, thinking: bool | None) -> writers.Writer:
-        if address := self.asked.get("server"):
-            return writers.server_writer(self.opened, address, self.asked.get("server_key"))
+        if address := self.chosen.get("server"):
+            return writers.server_writer(self.opened, address, self.chosen.get("server_key"))
         loaded = self.loaded
         if dtype:
             loaded = self.opened.enter_context(loaded_as(loaded.preset, dtype, str(loaded.device)))
         if thinking is not None:
             kwargs = {**loaded.preset.chat_template_kwargs, "enable_thinking": thinking}
             loaded = replace(loaded, preset=replace(loaded.preset, chat_template_kwargs=kwargs))
-        return writers.PresetWriter(loaded, self.asked["drafter"], self.asked["k"])
+        return writers.PresetWriter(loaded, self.chosen["drafter"], self.chosen["k"])
 
     def at(self, names: Row) -> str:
         return f"{names['cause'].capitalize()}: {names['condition']}"
 
     def drawn(self) -> Mapping[str, Rows]:
-        return grouped(self.rows(), lambda row: row["cause"])
+        return group_by(self.rows(), lambda row: row["cause"])
 
     def rows(self) -> list[Row]:
         """A row for each condition. `change` is that of the acceptance rate against the first one of its cause, of a
         kind of text against all other kinds; `clear` says whether chance alone would rarely make it so large."""
         runs = sorted(self.runs, key=lambda run: run["cause"] == PLACE)
-        conditions = grouped(runs, lambda run: (run["cause"], run["condition"]))
+        conditions = group_by(runs, lambda run: (run["cause"], run["condition"]))
         texts = {key: parts(mine, "accepted", "tested", "text") for key, mine in conditions.items()}
         rows = summarise(runs, self.axes, self.figures, self.units)
         return [{**row, **_change(row, texts)} for row in rows]

@@ -109,8 +109,8 @@ class Check(Study):
     )
     most_tables = OWN_TABLES + len(TABLES)
 
-    def __init__(self, loaded: Loaded | None, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)  # type: ignore[arg-type]  # a server is checked without one
+    def __init__(self, loaded: Loaded | None, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)  # type: ignore[arg-type]  # a server is checked without one
         self.trials: dict[str, list[examination.Sample]] = {}
         self.examined: list[str] = []  # drafters; the figures are those of the last
         self.perplexities: list[Row] = []  # where the weights are quantized
@@ -120,13 +120,13 @@ class Check(Study):
         self._began = time.monotonic()
 
     def run(self) -> Iterator[str]:
-        self.steps, self._began = self.asked["seconds"], time.monotonic()
-        if self.asked.get("baseline") and not self.asked.get("server"):
+        self.steps, self._began = self.chosen["seconds"], time.monotonic()
+        if self.chosen.get("baseline") and not self.chosen.get("server"):
             raise BadInput("Give the address of the server, too: a preset is its own baseline.")
-        if self.asked.get("text") and (self.asked.get("server") or not perplexity.is_quantized(self.loaded)):
+        if self.chosen.get("text") and (self.chosen.get("server") or not perplexity.is_quantized(self.loaded)):
             raise BadInput("A text is for comparing quantized weights: choose the weights int8, int4 or stored.")
         with ExitStack() as opened:
-            parts = self._of_server(opened) if self.asked.get("server") else self._of_preset()
+            parts = self._of_server(opened) if self.chosen.get("server") else self._of_preset()
             for words in opened.enter_context(closing(parts)):
                 self.done = min(self.steps, int(time.monotonic() - self._began))
                 yield words
@@ -164,7 +164,7 @@ class Check(Study):
 
     def _compare_weights(self) -> Iterator[str]:
         try:
-            text = self.asked.get("text", "")
+            text = self.chosen.get("text", "")
             yield from perplexity.compare_weights(self.loaded, self.perplexities, self.not_compared, text)
         except (BadInput, store.LoadError, MemoryError) as error:
             self.not_compared.append(f"The perplexity was not compared with float32 weights: {error}")
@@ -172,7 +172,7 @@ class Check(Study):
     def _try(self, alone: writers.Writer, end: float) -> Iterator[str]:
         """Each drafter on the same prompts in turns; those that are out of reach of the fastest stop after two."""
         own = self.loaded.preset.defaults.drafter  # first, in case that there is no time for others
-        names = sorted(self.asked["drafters"], key=lambda name: name != own)
+        names = sorted(self.chosen["drafters"], key=lambda name: name != own)
         tried = {name: writers.PresetWriter(self.loaded, name, AUTO) for name in names}
         settings = Settings(max_new_tokens=TRIAL_TOKENS)
         for number, prompt in enumerate(some_of_each("easy-hard", TRIAL_EACH), start=1):
@@ -211,11 +211,11 @@ class Check(Study):
 
     def _of_server(self, opened: ExitStack) -> Generator[str]:
         """At temperature 0: two servers share no random numbers."""
-        mine, alone = writers.server_writer(opened, self.asked["server"], self.asked.get("server_key")), None
-        if address := self.asked.get("baseline"):
-            alone = writers.server_writer(opened, address, self.asked.get("baseline_key"))
-        at_once = [count for count in AT_ONCE if count <= self.asked["at_once"]]
-        contexts = [tokens for tokens in CONTEXTS if tokens <= self.asked["context"]]
+        mine, alone = writers.server_writer(opened, self.chosen["server"], self.chosen.get("server_key")), None
+        if address := self.chosen.get("baseline"):
+            alone = writers.server_writer(opened, address, self.chosen.get("baseline_key"))
+        at_once = [count for count in AT_ONCE if count <= self.chosen["at_once"]]
+        contexts = [tokens for tokens in CONTEXTS if tokens <= self.chosen["context"]]
         settings = Settings(0, max_new_tokens=TOKENS[1])
         yield from self._examine(mine, alone, examination.Plan(2, settings, at_once, contexts, self.steps))
 
@@ -256,7 +256,7 @@ class Check(Study):
             return lines + self.not_compared
         if self.answer == YES and self.k and found.adapts:
             lines.append(f"A program whose draft length is fixed should take K = {self.k}.")
-        untried = [name for name in self.asked["drafters"] if name not in self.trials] if self.trials else []
+        untried = [name for name in self.chosen["drafters"] if name not in self.trials] if self.trials else []
         lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
         if self._answer == NO and self._next:
             lines.append(f"{self._next} was faster when the drafters were tried, and there was no time to examine it.")

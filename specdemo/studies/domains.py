@@ -18,7 +18,7 @@ from .grid import ACCEPTANCE_RATE, Figures, Grid, Row, Runs, parts, share, summa
 from .plots import OVER_TEXTS, passing
 from .statistics import rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, k_field, prompt_fields, temperature_field
-from .tables import Rows, grouped
+from .tables import Rows, group_by
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -72,13 +72,13 @@ class Domains(Grid):
         ),
     )
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
-        if self.needs_models(asked):
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
+        if self.needs_models(chosen):
             self.plan(self.texts_of(self.readable(self.prompts("domains"))))
 
     def run(self) -> Iterator[str]:
-        for trace in self.asked.get("traces") or ():
+        for trace in self.chosen.get("traces") or ():
             drafted = [entry.event for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
             names = {"prompt_id": str(trace), CATEGORY: Path(trace.name.removesuffix(".gz")).stem}
             self.runs += ({**names, **count} for count in counts_of(drafted))
@@ -94,7 +94,7 @@ class Domains(Grid):
         return in_words(self.runs) or few
 
     def drawn(self) -> Mapping[str, Rows]:
-        return grouped(self.rows(), lambda row: row["by"])
+        return group_by(self.rows(), lambda row: row["by"])
 
     def rows(self) -> list[Row]:
         return [row for by in (CATEGORY, POSITION) for row in rows_of(self.runs, by)]
@@ -132,7 +132,7 @@ def in_words(runs: Runs) -> list[str]:
         if len(rows) < 2:
             continue
         worst, best = (pick(rows, key=lambda row: row["acceptance_rate"]) for pick in (min, max))
-        texts = grouped(runs, lambda run, by=by: str(run[by]))  # type: ignore[misc]
+        texts = group_by(runs, lambda run, by=by: str(run[by]))  # type: ignore[misc]
         high, low = (parts(texts[row["name"]], "accepted", "tested", "prompt_id") for row in (best, worst))
         differ = rates_differ(high, low, len(rows))
         caution = "" if differ else " (with so few texts and so many groups this may be chance)"

@@ -233,9 +233,9 @@ class Theory(Study):
     button = "Measure"
     plots = ((SPEEDS, BREAK_EVEN), (GAP, BY_POSITION))
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
-        measured = {"drafters": [asked["drafter"]], "k": asked["k"], "repeats": REPEATS, "prompt": asked["prompt"]}
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
+        measured = {"drafters": [chosen["drafter"]], "k": chosen["k"], "repeats": REPEATS, "prompt": chosen["prompt"]}
         self.profile = Profile(loaded, measured)
         self.entries: list[Entry] = []
         self.costs: theory.Costs | None = None
@@ -244,7 +244,7 @@ class Theory(Study):
         self.steps = self.profile.steps + 1
 
     def run(self) -> Iterator[str]:
-        ids, drafter, k = self.loaded.encode(self.asked["prompt"]), self.asked["drafter"], self.asked["k"]
+        ids, drafter, k = self.loaded.encode(self.chosen["prompt"]), self.chosen["drafter"], self.chosen["k"]
         for words in self.profile.run():
             self.done += 1
             yield words

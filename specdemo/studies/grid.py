@@ -19,7 +19,7 @@ from ..system.imports import LazyModule
 from .prompts import Prompt
 from .statistics import geometric_mean, pooled_rate
 from .study import Study, settings_in
-from .tables import grouped
+from .tables import group_by
 
 if TYPE_CHECKING:
     from ..decoding.events import Event
@@ -47,7 +47,7 @@ OF_TEXT = ("tokens", "rounds", "drafted", "tested", "accepted", "seconds", "toke
 
 def summarise(runs: Runs, axes: Sequence[str], figures: Figures, units: Sequence[str] = ("prompt_id",)) -> list[Row]:
     """A row for each cell, in the order in which the runs bring them: its names, then its figures."""
-    cells = grouped(runs, lambda run: tuple(run.get(axis) for axis in axes))
+    cells = group_by(runs, lambda run: tuple(run.get(axis) for axis in axes))
     return [{**dict(zip(axes, key, strict=True)), **cell(mine, figures, units)} for key, mine in cells.items()]
 
 
@@ -75,7 +75,7 @@ def rate(part: Get, whole: Get, most: float = inf, least: float = 0.0) -> Figure
 
 def parts(runs: Runs, part: Get, whole: Get, unit: str = "unit") -> dict[str, tuple[float, float]]:
     """The part and the whole of each unit, see `rate`."""
-    return {name: _sums(mine, part, whole) for name, mine in grouped(runs, lambda run: run[unit]).items()}
+    return {name: _sums(mine, part, whole) for name, mine in group_by(runs, lambda run: run[unit]).items()}
 
 
 def share(part: Get, whole: Get) -> Figure:
@@ -104,7 +104,7 @@ def values(runs: Runs, of: Get) -> list[Any]:
 
 def by_unit(runs: Runs, of: Get, unit: str = "unit") -> dict[str, list[float]]:
     """A figure of the runs that have it, by unit."""
-    return {name: [*filter(None, values(mine, of))] for name, mine in grouped(runs, lambda run: run[unit]).items()}
+    return {name: [*filter(None, values(mine, of))] for name, mine in group_by(runs, lambda run: run[unit]).items()}
 
 
 def with_speedups(runs: Runs, base: Callable[[Row], bool], *same: str) -> list[Row]:
@@ -164,8 +164,8 @@ class Grid(Study):
     units: ClassVar[Sequence[str]] = ("prompt_id",)
     timed: ClassVar[bool] = True
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
         self.runs: list[Row] = []
         self.prompt_ids: dict[str, list[int]] = {}
         self.turn = 0
@@ -220,11 +220,11 @@ class Grid(Study):
         return [self.prompt_ids[names["prompt_id"]]]
 
     def settings_of(self, names: Row) -> Settings:
-        return settings_in({**self.asked, **names})
+        return settings_in({**self.chosen, **names})
 
     def drafter_of(self, names: Row) -> str:
         """The drafter that is named, or that was asked for."""
-        return str(names.get("drafter", self.asked.get("drafter", ALONE)))
+        return str(names.get("drafter", self.chosen.get("drafter", ALONE)))
 
     def events(self, names: Row) -> Iterator[Event]:
         (ids,) = self.ids_of(names)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .ahead import DraftsAhead
 from .causes import Causes
 from .check import Check
-from .checks import Lossless
 from .domains import Domains
 from .explain import Theory
+from .lossless import Lossless
 from .profile import Profile
 from .readers import Readers
 from .study import Study

@@ -1,321 +1,343 @@
-"""Is sampling with a drafter really lossless? The emitted distribution, computed and sampled.
-
-On paper: the distribution that the chosen rule emits, from p and q at every position of real drafts. Live: the token
-frequencies in thousands of real rounds from one context, tested against the target's probabilities. A broken rule
-fails both.
-"""
+"""Is it lossless? Texts token for token, the emitted distribution on paper, and by sampling."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from ..decoding.acceptance import places_tested
-from ..decoding.events import Event, Round, emitted_tokens
-from ..decoding.rule import Rule
-from ..decoding.warping import probabilities
 from ..errors import BadInput
-from ..formats import formatted
-from ..models.loaded import Loaded
-from ..racing.probabilities import target_and_draft_probs
-from ..racing.race import check_drafter, check_fits, start
-from ..settings import MAX_K, MAX_NODES, MAX_SEED, Settings
-from ..tokens import Token, TokenKind
-from .remember import RunnerWithMemory, from_one_context
-from .rules import Acceptance, accepted_of, emitted_distribution, harm, make_rule
-from .statistics import POWER, Distances, chi_square, smallest_caught
+from ..racing.compare import is_comparable
+from ..settings import COMMAND, FORM, SETTINGS, Field, Settings
+from ..system.imports import LazyModule
+from .grid import Row, summarise
+from .plots import Axis, Plot, Section
+from .prompts import Prompt
+from .statistics import CONFIDENCE, special
+from .study import (
+    DRAFTER,
+    DRAFTERS,
+    KS,
+    NEW_TOKENS,
+    PROMPT,
+    PROMPT_FILE,
+    PROMPT_FILES,
+    SEED,
+    TEMPERATURES,
+    Study,
+    k_field,
+    temperature_field,
+)
+from .tables import table
 
-CAUGHT = 1e-6  # a p-value below this is not chance
-LIKELY = 25  # times a first token must be expected for what follows it to be tested
-LIKELIEST = 8  # first tokens that are listed one by one
-BATCH = 200  # rounds between two results
-PRECISION = 1e-13  # of float64 sums over a vocabulary
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+    from ..racing import race
+    from ..servers import address, dialects, llamacpp
+    from . import distributions, greedy, rules
+else:
+    race = LazyModule("specdemo.racing.race")
+    address = LazyModule("specdemo.servers.address")
+    dialects = LazyModule("specdemo.servers.dialects")
+    llamacpp = LazyModule("specdemo.servers.llamacpp")
+    greedy = LazyModule("specdemo.studies.greedy")
+    distributions = LazyModule("specdemo.studies.distributions")
+    rules = LazyModule("specdemo.studies.rules")
+
+DESCRIPTIONS = {  # of the broken rules of `rules`
+    "accept-if-p-exceeds-q": "A drafted token passes only if p > q",
+    "resample-from-p": "A rejected token is replaced by a draw from p, not from the residual",
+    "likeliest-by-ratio": "The drafter's likeliest token is tested as if it had been drawn from q",
+    "noise-used-twice": "The noise of a position is used again at the next",
+}
+FILE = PROMPT_FILES / "domains.jsonl"
+SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
+over_samples = partial(Plot, at="rounds", x=Axis("samples"))
+TEXTS = Plot(
+    "Texts that are the target's own",
+    "Token for token, as the target alone writes them. The whisker adds those that differ from a near-tie on, which "
+    "rounding decides.",
+    {"same": ""},
+    Axis("share of the texts", ".0%", end=1),
+    "name",
+)
+OVERLAP = Plot(
+    "The chance that a drafted token passes",
+    "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
+    {"overlap": "p and q in common"},
+    Axis("chance", ".0%", end=1),
+    "number",
+    Axis("drafted token, along the text"),
+)
+LIKELIEST = Plot(
+    "The likeliest first tokens",
+    "How often each token came, and the target's own probability of it. Whiskers: 95% confidence interval.",
+    {"share": ""},
+    Axis("share of the samples", ".1%"),
+    "text",
+    rule=("probability", "the target's own probability"),
+)
+DISTANCE = over_samples(
+    "How far off the frequencies are",
+    "Total variation: half the sum of all differences. A correct rule falls together with samples of the target "
+    "itself. A broken rule stays above them.",
+    {
+        "total_variation": "with the drafter",
+        "floor_1": "the target itself, sample 1",
+        "floor_2": "the target itself, sample 2",
+    },
+    Axis("total variation", ".3f"),
+)
+CHANCE = over_samples(
+    "Could that be chance?",
+    "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a difference is not "
+    "chance.",
+    {"p_value": ""},
+    Axis("p-value", "p", 1e-12, 1, "log"),
+    by="name",
+    rule=("caught", "caught"),
+)
 
 
-# On paper --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPosition:
-    """One position of a real draft: the emitted distribution against the target's, computed from p and q.
-
-    `error` is their largest difference in any token, `overlap` the sum of min(p, q), which is the probability that a
-    guess passes here under rejection sampling (Leviathan et al., theorem 3.5). `harm` is the least total variation of
-    a broken rule here.
+class Lossless(Study):
+    """Does drafting change what the model says? Three checks answer this. At temperature 0 every text must be the
+    target's own, token for token. Above 0 the probabilities of every next token must be the target's own. They are
+    first computed from the model's probabilities, then estimated by sampling thousands of rounds. Pick a broken rule
+    and watch the test catch it.
     """
 
-    round: int
-    position: int
-    error: float
-    overlap: float
-    harm: float
+    name = "lossless"
+    title = "Is it lossless?"
+    summary = (
+        "Check that drafting changes nothing: texts token for token, and sampled tokens by their distribution.\n\n"
+        "Texts are compared at every temperature under the match rule, at temperature 0 under rejection sampling. Ends "
+        "with status 1 if a check fails."
+    )
+    by_eager = True
+    fields = (
+        replace(DRAFTERS, kind="text", shown_in=COMMAND),
+        DRAFTER,
+        replace(SETTINGS["rule"], label="Verification rule"),
+        Field(
+            "broken",
+            "Broken rule to sample with",
+            "list",
+            "",
+            choices={"": "None: the rule above", **DESCRIPTIONS},
+            in_sentences="broken rule",
+            help="Sample by a broken rule, to see the test catch it.",
+        ),
+        replace(k_field(2), shown_in=FORM),
+        replace(temperature_field(1.0, 0.05), shown_in=FORM),
+        replace(KS, value="2"),
+        replace(TEMPERATURES, value="0,1"),
+        *(replace(SETTINGS[name], shown_in=COMMAND) for name in ("top_k", "top_p", "tree")),
+        SEED,
+        Field("rounds", "Samples", "whole", 1600, 0, 20_000, help=f"Rounds to sample. {SKIPPED}", cli_default=3000),
+        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24, shown_in=FORM),
+        replace(PROMPT_FILE, value=FILE),
+        Field("limit", "", "whole", 8, help=f"Prompts whose texts are compared. {SKIPPED}", shown_in=COMMAND),
+        replace(PROMPT, help="The prompt whose answer is the context."),
+        Field("transformers", "", "switch", True, help=f"{AGAINST} transformers.", shown_in=COMMAND),
+        Field("server", "", "address", "", help=f"{AGAINST} llama.cpp's server of the same file.", shown_in=COMMAND),
+        Field("server_key", "", "key", "", shown_in=COMMAND),
+        replace(NEW_TOKENS, shown_in=COMMAND),
+    )
+    plots = ((TEXTS,), (OVERLAP,), (LIKELIEST, DISTANCE, CHANCE))
 
+    @classmethod
+    def needs_models(cls, chosen: Mapping[str, Any]) -> bool:
+        return True  # also where a server is compared with them
 
-@dataclass(frozen=True, slots=True)
-class DraftOnPaper:
-    """The positions of one draft, and what each rule accepts of it; no draft has no position."""
+    @classmethod
+    def check_options(cls, chosen: Mapping[str, Any]) -> None:
+        every = cls._settings(chosen)
+        if chosen["rounds"] and not any(one.temperature for one in every):
+            raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
+        if chosen["broken"]:
+            rules.make_rule(every[0], chosen["broken"])
+            if every[0].tree:
+                raise BadInput("The broken rules test chains: leave out --broken or --tree.")
 
-    positions: Sequence[DraftPosition]
-    accepted: Acceptance | None
+    @staticmethod
+    def _settings(chosen: Mapping[str, Any]) -> list[Settings]:
+        """Those of the texts and samples; on the page those of the texts come first."""
+        if "ks" not in chosen:
+            k, temperature, rule = (chosen[name] for name in ("k", "temperature", "rule"))
+            return [Settings(k, max_new_tokens=48), Settings(k, temperature, max_new_tokens=64, rule=rule)]
+        shared = {name: chosen[name] for name in ("top_k", "top_p", "seed", "rule", "tree", "max_new_tokens")}
+        every = product(chosen["ks"], chosen["temperatures"])
+        return [Settings(k=k, temperature=temperature, **shared) for k, temperature in every]
 
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
+        self.checks: list[Row] = []
+        self.places: list[distributions.DraftOnPaper] = []
+        self.history: list[distributions.Samples] = []
+        self.no_samples = ""  # why none could be rolled
+        named = chosen.get("drafters")
+        self.drafters = race.drafters_of(loaded, named) if named else [chosen["drafter"]]
+        self.settings = self._settings(chosen)
+        first = self.settings[:1] if "ks" not in chosen else self.settings
+        self.compared = [one for one in first if is_comparable(one)]
+        self.sampled = next((one for one in self.settings if one.temperature), None)
+        self.texts = self._texts(chosen)
+        self.transformers = chosen.get("transformers", True)
+        texts = sum(
+            greedy.steps(self.texts, self.drafters, self.transformers and not one.temperature) for one in self.compared
+        )
+        batches = -(-chosen["rounds"] // distributions.BATCH)
+        served = len(self.texts) if chosen.get("server") else 0
+        self.steps = texts + served + 1 + (batches + 1 if batches else 0)
 
-def exact(
-    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, broken: str = ""
-) -> Iterator[DraftOnPaper]:
-    """Generate once, and compute what a rule emits at each position of each draft; yields the draft of a round.
+    def _texts(self, chosen: Mapping[str, Any]) -> Sequence[Prompt]:
+        """As many prompts as were asked for, from the whole file."""
+        count = chosen.get("limit", chosen["prompts"])
+        if not count:
+            return []
+        able = self.readable(super().prompts(FILE.stem))
+        return able[:: max(1, len(able) // count)][:count]
 
-    The first position holds the distribution of the round's first token, the second that of the next one if the first
-    passed, and so on. The text itself is written by the rule of the settings.
+    def run(self) -> Iterator[str]:
+        for settings in self.compared:
+            for check in greedy.greedy(self.loaded, self.texts, self.drafters, settings, self.transformers):
+                self.checks.append(check)
+                self.done += 1
+                yield f"Comparing texts at temperature {settings.temperature:g}"
+        if self.chosen.get("server"):
+            yield from self._with_server()
+        if self.sampled:
+            yield from self._sample(self.sampled)
 
-    Args:
-        broken: one of `rules.BROKEN` to compute with, instead of the rule of the settings.
-    """
-    make_rule(settings, broken)
-    for event, draft in _on_paper(loaded, drafter, prompt_ids, settings, broken):
-        if isinstance(event, Round):
-            yield draft
+    def _with_server(self) -> Iterator[str]:
+        where = address.Address.read(self.chosen["server"])
+        with dialects.connected(where, self.chosen.get("server_key")) as server:
+            if not isinstance(server, llamacpp.LlamaCpp):
+                raise BadInput("--server takes a server of llama.cpp here.")
+            for check in greedy.against_server(self.loaded, server, self.texts, self.settings[0].max_new_tokens):
+                self.checks.append(check)
+                self.done += 1
+                yield "Comparing texts with the server"
 
-
-def _on_paper(
-    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, broken: str = ""
-) -> Iterator[tuple[Event, DraftOnPaper]]:
-    """The events of a run, each with its draft."""
-    with closing(start(loaded, drafter, prompt_ids, settings, distributions=True)) as events:  # type: ignore[type-var]
-        for event in events:
-            draft = DraftOnPaper((), None)
-            if isinstance(event, Round) and event.drafted and event.distributions:
-                drafted = [token.id for token in (places_tested(event.drafted) if settings.tree else event.drafted)]
-                p, q = target_and_draft_probs(event.distributions, event.drafted, drafted)
-                rows = enumerate(zip(p, q, strict=False), 1)
-                positions = [DraftPosition(event.index, at, *_figures(*row, settings.rule, broken)) for at, row in rows]
-                draft = DraftOnPaper(positions, accepted_of(p[: len(q)], q, drafted))
-            yield event, draft
-
-
-def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float, float]:
-    """The error, the overlap and the harm of a `DraftPosition`."""
-    fair = p.double() / p.double().sum()
-    overlap = float(torch.minimum(fair, q.double() / q.double().sum()).sum())
-    error = float((emitted_distribution(p, q, rule, broken) - fair).abs().max())
-    return error, overlap, harm(p, q)
-
-
-def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
-    """What was computed, in sentences; the probabilities are in double precision."""
-    positions = [position for draft in drafts for position in draft.positions]
-    if not positions:
-        return ["Nothing was drafted in this text, so there was nothing to compute."]
-    worst = max(position.error for position in positions)
-    verdict = "equals" if worst < PRECISION else "DIFFERS FROM"
-    table = ", ".join(f"{name} {mean:.2f}" for name, mean in accepted_means(drafts).items())
-    return [
-        f"Computed from p and q at {len(positions)} positions of real drafts, the distribution of the emitted token "
-        f"{verdict} the target's: no token's probability is more than {worst:.0e} off.",
-        f"Of {len(positions) / sum(map(bool, (draft.positions for draft in drafts))):.1f} drafted tokens a round, the "
-        f"rules accept on average: {table}.",
-    ]
-
-
-def accepted_means(drafts: Sequence[DraftOnPaper]) -> dict[str, float]:
-    """The mean number of accepted tokens of a draft, by rule; empty where nothing was drafted."""
-    made = [draft.accepted for draft in drafts if draft.accepted]
-    names = ("rejection", "match")
-    return {name: sum(getattr(draft, name) for draft in made) / len(made) for name in names} if made else {}
-
-
-# Live ------------------------------------------------------------------------------------------------------
-
-
-def telling_context(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> list[int]:
-    """The text up to the round, of one generated answer, where a broken rule would do most harm to the first token.
-
-    Where p is nearly certain, or p and q agree or have nothing in common, it would be hard to notice.
-    """
-    harms: list[tuple[float, int]] = []
-    text = list(prompt_ids)
-    for event, draft in _on_paper(loaded, drafter, prompt_ids, settings):
-        if draft.positions:
-            harms.append((draft.positions[0].harm, len(text)))
-        text += [token.id for token in emitted_tokens(event)]
-    if not harms:
-        raise BadInput(f"The drafter {drafter} proposed nothing in the whole answer: choose another prompt.")
-    return text[: max(harms)[1]]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleTest:
-    """The first token after the context (`tokens` 1), or the first two (2), against the target's own distribution.
-
-    `floor` holds the distances of two samples of the target itself, equally large: closer is only chance.
-    `p_value` is the chi-square test's; None if only one outcome can be expected. `smallest_caught` is the total
-    variation that would be caught in 19 of 20 samples of this size, None where nothing is tested.
-    """
-
-    tokens: int
-    cells: int
-    distances: Distances
-    floor: tuple[Distances, Distances]
-    p_value: float | None
-    smallest_caught: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class LikelyToken:
-    """One of the likeliest first tokens: how often it came, and the target's probability of it."""
-
-    token_id: int
-    count: int
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """The rounds so far: how many, how many tested a draft, the share of first guesses that passed, the tests, and the
-    `LIKELIEST` first tokens."""
-
-    rule: str
-    rounds: int
-    with_draft: int
-    first_passed: float | None
-    passes: int
-    tests: tuple[SampleTest, ...]
-    likeliest: tuple[LikelyToken, ...]
+    def _sample(self, settings: Settings) -> Iterator[str]:
+        """Compute and roll what the first drafter emits."""
+        drafter, ids, broken = self.drafters[0], self.loaded.encode(self.chosen["prompt"]), self.chosen["broken"]
+        if not settings.tree:  # whose tokens are tested by nothing but the target's own draws
+            for places in distributions.exact(self.loaded, drafter, ids, settings, broken):
+                self.places.append(places)
+                yield "Working out the distribution"
+        self.done += 1
+        if not self.chosen["rounds"]:
+            return
+        try:
+            context = distributions.telling_context(self.loaded, drafter, ids, settings)
+        except BadInput as error:  # what was found so far stands
+            self.no_samples = str(error)
+            return
+        self.done += 1
+        yield "Found a telling place in the text"
+        for sampled in distributions.sampling(self.loaded, drafter, context, settings, self.chosen["rounds"], broken):
+            self.history.append(sampled)
+            self.done += 1
+            yield "Sampling"
 
     @property
-    def caught(self) -> bool:
-        """Whether the frequencies cannot be the target's."""
-        return any(test.p_value is not None and test.p_value < CAUGHT for test in self.tests)
+    def failed(self) -> bool:
+        wrong = any(place.error > distributions.PRECISION for draft in self.places for place in draft.positions)
+        differ = not all(check["identical"] or check["near_tie"] for check in self.checks)
+        return wrong or differ or any(sampled.caught for sampled in self.history[-1:])
 
-    def in_words(self) -> list[str]:
-        first = self.tests[0]
-        floor = " and ".join(f"{distances.total_variation:.4f}" for distances in first.floor)
-        lines = [
-            f"{self.rounds} rounds from one context, {self.with_draft} of them with a draft"
-            + (f", whose first guess passed in {self.first_passed:.0%}." if self.first_passed is not None else "."),
-            f"The first token's frequencies are {first.distances.total_variation:.4f} (total variation) from the "
-            f"target's probabilities; two samples of the target itself, equally large, are {floor} from them.",
+    def words(self) -> list[str]:
+        lines = [*greedy.in_words(self.checks), *greedy.differences_in_words(self.checks)]
+        if self.sampled and not self.sampled.tree:
+            lines += distributions.exact_in_words(self.places)
+        lines += [line for sampled in self.history[-1:] for line in sampled.in_words()]
+        return [*lines, *filter(None, [self.no_samples])]
+
+    def rows(self) -> list[dict[str, Any]]:
+        sampled = [
+            {"part": "sampling", "rounds": sampled.rounds, "rule": sampled.rule, **asdict(test)}
+            for sampled in self.history
+            for test in sampled.tests
         ]
-        for test in self.tests:
-            name = "first token" if test.tokens == 1 else "first two tokens"
-            if test.p_value is None:
-                lines.append(f"The {name}: with one likely outcome, or so few rounds, there is nothing to test.")
-            else:
-                chance = formatted(test.p_value, "p")
-                lines.append(f"The {name}: a fair sample lies at least this far off with probability {chance}.")
-        if not self.with_draft:
-            return [*lines, "Nothing was drafted in this context, so the rule was not put to the test."]
-        if self.caught:
-            return [*lines, f"Not chance (p < {CAUGHT:.0e}): this rule CHANGES the output distribution."]
-        if first.smallest_caught is None:
-            return [*lines, "Nothing could be tested."]
+        sampled = [{**row, "floor": {str(n): sample for n, sample in enumerate(row["floor"], 1)}} for row in sampled]
+        return [{"part": "texts", **check} for check in self.checks] + sampled
+
+    def result(self) -> dict[str, Any]:
+        last = self.history[-1] if self.history else None
+        chosen = {"settings": self.settings, "drafters": self.drafters}
+        return {**chosen, "texts": self.checks, "exact": self.places, "sampling": last}
+
+    def sections(self) -> list[Section | None]:
+        none = Section(words=[self.no_samples], title="Nothing was sampled") if self.no_samples else None
         return [
-            *lines,
-            f"No sign of a difference. One of {first.smallest_caught:.3f} or more in the first token (total variation, "
-            f"rare tokens taken together) would have been caught in {POWER:.0%} of such runs; a smaller one can hide.",
+            self._of_texts() if self.checks else None,
+            self._on_paper() if self.places else None,
+            self._by_sampling() if self.history else none,
         ]
 
+    def _of_texts(self) -> Section:
+        columns = (
+            ("prompt_id", "prompt", ""),
+            ("text", "compared with the target alone", ""),
+            ("tokens", "tokens", ",.0f"),
+            ("identical", "the same", "yes"),
+            ("first_difference", "the same until token", ",.0f"),
+            ("margin", "tokens apart there", ".3f"),
+            ("near_tie", "near-tie", "yes"),
+        )
+        rows = []
+        for row in summarise(self.checks, ("text",), greedy.FIGURES):
+            same, ties = (row[name] / row["texts"] for name in ("same", "ties"))
+            rows.append({"name": row["text"], "same": same} | ({"low": same, "high": same + ties} if ties else {}))
+        every = table("Every text", columns, self.checks)
+        title = "1. At temperature 0, token for token"
+        return Section("", greedy.in_words(self.checks), [(TEXTS, rows)], [every], title)
 
-def sampling(
-    loaded: Loaded, drafter: str, context: Sequence[int], settings: Settings, rounds: int = 3000, broken: str = ""
-) -> Iterator[Samples]:
-    """Run the real loop again and again from one context; yields the result so far after every `BATCH` rounds.
+    def _on_paper(self) -> Section:
+        places = [place for draft in self.places for place in draft.positions]
+        rows = [{"number": number, "overlap": place.overlap} for number, place in enumerate(places, 1)]
+        verdict, *words = distributions.exact_in_words(self.places)
+        columns = (("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f"))
+        means = [{"rule": name, "accepted": mean} for name, mean in distributions.accepted_means(self.places).items()]
+        accepted = table("What each rule accepts of these drafts", columns, means)
+        return Section(verdict, words, [(OVERLAP, rows)], [accepted], f"2. On paper{self._broken}")
 
-    Each run is `race.start`: the real drafter, sampling, verification, emission and rollback, with draws of its own
-    seed. Only the networks do not run twice on the same text: their logits are stored, and the tests compare with the
-    `probabilities` of those. So they show that speculation turns logits into tokens as sampling does. The greedy
-    certificate shows that a pass over several tokens gives the same logits as passes over one.
-    """
-    if settings.temperature == 0:
-        raise BadInput("At temperature 0 nothing is sampled: choose a temperature above 0.")
-    if len(context) < 2 or rounds < 1:
-        raise BadInput("At least one round, please, and a context of at least two tokens.")
-    longest = MAX_NODES if settings.tree else MAX_K
-    new_tokens = 2 * (longest + 1)  # so that the end of the text shortens no draft of the first round
-    settings = replace(settings, max_new_tokens=new_tokens, stop=())
-    check_drafter(loaded, drafter)
-    check_fits(loaded, len(context), settings, drafter)
-    make_rule(settings, broken)
-    seeds = torch.Generator().manual_seed(settings.seed)
-    counts: Counter[tuple[int, int]] = Counter()
-    with_draft = passed = 0
-    with from_one_context(loaded, context, new_tokens) as (remembered, target):
-        for done in range(1, rounds + 1):
-            seed = int(torch.randint(MAX_SEED + 1, (), generator=seeds))
-            rule = make_rule(replace(settings, seed=seed), broken)
-            first, drafted = _first_two(remembered, drafter, context, rule)
-            counts[first[0].id, first[1].id] += 1
-            with_draft += drafted
-            passed += first[0].kind is TokenKind.ACCEPTED
-            if done % BATCH == 0 or done == rounds:
-                tests = tuple(_tests(target, context, settings, counts))
-                share = passed / with_draft if with_draft else None
-                likeliest = tuple(_likeliest(_probs_after(target, context, settings), counts))
-                yield Samples(broken or settings.rule, done, with_draft, share, target.passes, tests, likeliest)
+    def _by_sampling(self) -> Section:
+        """All results so far are drawn, the table has the last."""
+        columns = (
+            ("tokens", "tokens", ",.0f"),
+            ("cells", "outcomes", ",.0f"),
+            ("total_variation", "total variation", ".3f"),
+            ("kl", "KL, nats", ".3f"),
+            ("jensen_shannon", "Jensen-Shannon, nats", ".3f"),
+            *((f"floor_{n}", f"total variation of the target itself, sample {n}", ".3f") for n in (1, 2)),
+            ("p_value", "p-value", "p"),
+            ("smallest_caught", "smallest total variation caught in 95% of such runs", ".3f"),
+        )
+        rows = [
+            {"rounds": sampled.rounds, "caught": distributions.CAUGHT, **asdict(test), **asdict(test.distances)}
+            | {"name": "first token" if test.tokens == 1 else "first two tokens"}
+            | {f"floor_{n}": sample.total_variation for n, sample in enumerate(test.floor, 1)}
+            for sampled in self.history
+            for test in sampled.tests
+        ]
+        last = self.history[-1]
+        likeliest = [self._likely(likely, last.rounds) for likely in last.likeliest]
+        plots = [(LIKELIEST, likeliest), (DISTANCE, [row for row in rows if row["tokens"] == 1]), (CHANCE, rows)]
+        *words, verdict = last.in_words()
+        distances = table("Distances", columns, rows[-len(last.tests) :])
+        return Section(verdict, words, plots, [distances], f"3. By sampling{self._broken}")
 
+    @property
+    def _broken(self) -> str:
+        return ", with a rule broken on purpose" if self.chosen["broken"] else ""
 
-def _first_two(loaded: Loaded, drafter: str, context: Sequence[int], rule: Rule) -> tuple[list[Token], bool]:
-    """The first two tokens emitted after the context in one run, and whether the first round had a draft."""
-    tokens: list[Token] = []
-    drafted = False
-    with closing(start(loaded, drafter, context[:-1], rule.settings, rule)) as events:  # type: ignore[type-var]
-        for event in events:
-            if isinstance(event, Round):
-                drafted = drafted or (not tokens and bool(event.drafted))
-                tokens += event.emitted
-                if len(tokens) >= 2:
-                    break
-    return tokens[:2], drafted
-
-
-def _tests(
-    target: RunnerWithMemory, context: Sequence[int], settings: Settings, counts: Counter[tuple[int, int]]
-) -> Iterator[SampleTest]:
-    """Test the first tokens against p, and pairs of tokens against the product of p and the next p.
-
-    For pairs, the second distribution is asked for only after first tokens expected `LIKELY` times or more; all other
-    pairs are one cell.
-    """
-    rounds = counts.total()
-    first = _probs_after(target, context, settings)
-    found = np.zeros_like(first)
-    for (token, _), count in counts.items():
-        found[token] += count
-    yield _test(1, found, first, settings.seed)
-
-    pair_found, pair_probs = [], []
-    for token in np.flatnonzero(first * rounds >= LIKELY).tolist():
-        pair_probs.append(first[token] * _probs_after(target, [*context, token], settings))
-        pair_found.append(np.zeros_like(first))
-        for (one, two), count in counts.items():
-            if one == token:
-                pair_found[-1][two] += count
-    rest = max(0.0, 1 - sum(probs.sum() for probs in pair_probs)), rounds - sum(part.sum() for part in pair_found)
-    yield _test(2, np.append(np.ravel(pair_found), rest[1]), np.append(np.ravel(pair_probs), rest[0]), settings.seed)
-
-
-def _likeliest(probs: np.ndarray, counts: Counter[tuple[int, int]]) -> Iterator[LikelyToken]:
-    for token in probs.argsort()[::-1][: min(LIKELIEST, np.count_nonzero(probs))].tolist():
-        count = sum(count for (first, _), count in counts.items() if first == token)
-        yield LikelyToken(token, count, float(probs[token]))
-
-
-def _probs_after(target: RunnerWithMemory, text: Sequence[int], settings: Settings) -> np.ndarray:
-    """The target's own distribution of the token after a text, [V] float64, summing to 1."""
-    probs = probabilities(target.prefill(text), settings)[0].double().cpu().numpy()
-    return probs / probs.sum()
-
-
-def _test(tokens: int, counts: np.ndarray, probs: np.ndarray, seed: int) -> SampleTest:
-    possible = (probs > 0) | (counts > 0)
-    counts, probs = counts[possible], probs[possible] / probs.sum()
-    noise = np.random.default_rng(seed)
-    samples = [Distances.between(noise.multinomial(int(counts.sum()), probs), probs) for _ in range(2)]
-    distances = Distances.between(counts, probs)
-    tested = chi_square(counts, probs), smallest_caught(counts, probs, CAUGHT)
-    return SampleTest(tokens, len(probs), distances, (samples[0], samples[1]), *tested)
+    def _likely(self, likely: distributions.LikelyToken, rounds: int) -> dict[str, Any]:
+        text, share, p = self.loaded.tokenizer.decode([likely.token_id]), likely.count / rounds, likely.probability
+        half = -special.ndtri((1 - CONFIDENCE) / 2) * (p * (1 - p) / rounds) ** 0.5
+        row = {"text": json.dumps(text, ensure_ascii=False), "share": share, "probability": p}
+        return {**row, "low": max(0.0, share - half), "high": min(1.0, share + half)}

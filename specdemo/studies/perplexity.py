@@ -195,8 +195,8 @@ def losses_of_llamacpp(loaded: Loaded, texts: Sequence[Sequence[int]]) -> Iterat
         LoadError: the server or its file cannot be had.
     """
     gguf = str(loaded.preset.target.found(store.ignore).gguf_path(store.ignore))
-    asked = {"gguf": gguf, "threads": torch.get_num_threads(), "context": max(map(len, texts)) + 1}
-    with started(asked) as (address, _), Client(Address.read(address)) as client:
+    chosen = {"gguf": gguf, "threads": torch.get_num_threads(), "context": max(map(len, texts)) + 1}
+    with started(chosen) as (address, _), Client(Address.read(address)) as client:
         server = LlamaCpp(client)
         greedy.check_tokens(loaded, server, texts[0])
         for ids in texts:

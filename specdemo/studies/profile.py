@@ -21,7 +21,7 @@ from .plots import Axis, Plot
 from .prompts import Prompt
 from .study import DRAFTERS as SEVERAL
 from .study import NEW_TOKENS, PROMPT, k_field
-from .tables import Rows, Table, grouped, table
+from .tables import Rows, Table, group_by, table
 
 if TYPE_CHECKING:
     from ..decoding import batch, loop
@@ -81,16 +81,16 @@ class Profile(Grid):
         ),
     )
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, {"max_new_tokens": 32, **asked})
-        (text,) = self.texts_of([Prompt("", "", self.asked["prompt"])])
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, {"max_new_tokens": 32, **chosen})
+        (text,) = self.texts_of([Prompt("", "", self.chosen["prompt"])])
         models, parts = [TARGET], loaded.parts
         # A draft model without room for all passes is not timed.
         if parts.make_draft_runner and self._capacity(text) <= (parts.draft_context or inf):
             models.append(DRAFT_MODEL)
         cases = [{"part": part, "model": model} for model in models for part in ("token", "pass")]
-        cases += [{"part": "draft", "drafter": drafter} for drafter in self.asked["drafters"]]
-        self.plan([{**text, "repeat": repeat} for repeat in range(self.asked["repeats"])], cases)
+        cases += [{"part": "draft", "drafter": drafter} for drafter in self.chosen["drafters"]]
+        self.plan([{**text, "repeat": repeat} for repeat in range(self.chosen["repeats"])], cases)
 
     def settings_of(self, names: Row) -> Settings:
         """Passes go to the longest, past any end of the text; drafts end with it."""
@@ -116,7 +116,7 @@ class Profile(Grid):
         return "Timing passes and drafts"
 
     def words(self) -> list[str]:
-        return in_words(self.result(), self.asked["k"])
+        return in_words(self.result(), self.chosen["k"])
 
     def tables(self) -> list[Table]:
         times = [("mean_ms", "mean ms", "ms"), ("p50_ms", "median ms", "ms"), ("p90_ms", "p90 (ms)", "ms")]
@@ -223,7 +223,7 @@ def parts_of(runs: Runs) -> dict[str, list[Row]]:
     `cost` is in passes of the same model over one token. A drafter's `draft_cost` is c, in target passes: drafting one
     token, or with `parallel` a whole draft (`theory.Costs`); None where it never drafted.
     """
-    parts = grouped(runs, lambda run: run["part"])
+    parts = group_by(runs, lambda run: run["part"])
     passes = summarise(parts.get("pass", []), ("model", "tokens"), TIMES)
     one = {row["model"]: row["p50_ms"] for row in passes if row["tokens"] == 1}
     drafts = summarise(parts.get("draft", []), ("drafter",), DRAFTS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import BadInput
-from .tables import grouped
+from .tables import group_by
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -75,5 +75,5 @@ def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], s
 
 def some(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
     """The first `each` prompts of every category, the categories in turn; all as they come if that is 0."""
-    groups = grouped(prompts, lambda prompt: prompt.category).values()
+    groups = group_by(prompts, lambda prompt: prompt.category).values()
     return [group[place] for place in range(each) for group in groups if place < len(group)] if each else [*prompts]

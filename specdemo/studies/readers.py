@@ -79,14 +79,14 @@ class Readers(Grid):
         ),
     )
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, {**asked, "k": read_k(str(asked["k"]))})
-        sizes = sorted(asked.get("sizes", SIZES))
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, {**chosen, "k": read_k(str(chosen["k"]))})
+        sizes = sorted(chosen.get("sizes", SIZES))
         if not all(1 <= size <= MOST_READERS for size in sizes):
             raise BadInput(f"There can be 1 to {MOST_READERS} readers at once.")
         self.texts_of(self.readable(self.prompts("domains")))
-        groups = [{"repeat": repeat} for repeat in range(asked["repeats"])]
-        drafters = [{"drafter": drafter} for drafter in (ALONE, asked["drafter"])]
+        groups = [{"repeat": repeat} for repeat in range(chosen["repeats"])]
+        drafters = [{"drafter": drafter} for drafter in (ALONE, chosen["drafter"])]
         self.plan(groups, drafters, [{"batch": size} for size in sizes])
 
     def ids_of(self, names: Row) -> list[list[int]]:
@@ -97,8 +97,8 @@ class Readers(Grid):
     def write(self, names: Row) -> Iterator[Row]:
         """Decode prompts at once, until the first of them ends: figures while all of them are decoded."""
         tokens, rounds, seconds = 0, 0, 0.0
-        asked = names["drafter"], self.ids_of(names), self.settings_of(names), names["batch"]
-        with closing(batch.batch(self.loaded, *asked)) as events:  # type: ignore[type-var]
+        chosen = names["drafter"], self.ids_of(names), self.settings_of(names), names["batch"]
+        with closing(batch.batch(self.loaded, *chosen)) as events:  # type: ignore[type-var]
             for _, event in events:
                 if isinstance(event, Round):
                     tokens, rounds, seconds = tokens + len(event.emitted), rounds + 1, seconds + event.seconds
@@ -119,7 +119,7 @@ class Readers(Grid):
         return with_speedups(runs, lambda run: run["drafter"] == ALONE, "batch", "repeat")
 
     def words(self) -> list[str]:
-        return in_words(self.rows(), self.asked["drafter"])
+        return in_words(self.rows(), self.chosen["drafter"])
 
     def drawn(self) -> Mapping[str, Rows]:
         names = {ALONE: "target alone"}

@@ -133,23 +133,23 @@ class Study:
         return {field.name: field.read(values.get(field.name)) for field in cls.form() if field.name not in optional}
 
     @classmethod
-    def without_secrets(cls, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def without_secrets(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """What may be kept of what was asked: neither addresses nor keys."""
         secret = {field.name for field in cls.fields if field.kind in OF_SERVERS}
-        return {name: value for name, value in asked.items() if name not in secret}
+        return {name: value for name, value in chosen.items() if name not in secret}
 
     @classmethod
-    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+    def needs_models(cls, chosen: Mapping[str, Any]) -> bool:
         """Not where a server writes the texts, or traces hold them."""
-        return not (asked.get("server") or asked.get("traces"))
+        return not (chosen.get("server") or chosen.get("traces"))
 
     @classmethod
-    def check_options(cls, asked: Mapping[str, Any]) -> None:
+    def check_options(cls, chosen: Mapping[str, Any]) -> None:
         """Refuse what the command was asked for, as far as no model is needed to see it."""
-        settings_in(asked)
+        settings_in(chosen)
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        self.loaded, self.asked = loaded, asked
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        self.loaded, self.chosen = loaded, chosen
         self.done, self.steps = 0, 1
         self.left_out = ""
 
@@ -205,7 +205,7 @@ class Study:
 
     def prompts(self, file: str) -> list[Prompt]:
         """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""
-        prompts = self.asked.get("prompts", 3)
+        prompts = self.chosen.get("prompts", 3)
         return some_of_each(file, prompts) if isinstance(prompts, int) else prompts
 
     def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -214,9 +214,9 @@ class Study:
         return can
 
 
-def settings_in(asked: Mapping[str, Any]) -> Settings:
+def settings_in(chosen: Mapping[str, Any]) -> Settings:
     """The settings among what is asked for."""
-    return Settings(**{name: asked[name] for name in SETTINGS if name in asked})
+    return Settings(**{name: chosen[name] for name in SETTINGS if name in chosen})
 
 
 def some_of_each(file: str, count: int) -> list[Prompt]:

@@ -33,7 +33,7 @@ from .plots import ALONE as TARGET_ALONE
 from .plots import DRAFT_LENGTH, TIMES, Axis, Plot
 from .statistics import best_of, geometric_mean, log_means
 from .study import DRAFTERS, NEW_TOKENS, RULE, TEMPERATURES, prompt_fields
-from .tables import Rows, grouped
+from .tables import Rows, group_by
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -112,22 +112,22 @@ class Sweep(Grid):
         ),
     )
 
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
-        self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
+    def __init__(self, loaded: Loaded, chosen: Mapping[str, Any]) -> None:
+        super().__init__(loaded, chosen)
+        self.over_temperatures = chosen.get("vary") == TEMPERATURE_SWEEP
         if self.over_temperatures:
             self.plots = [[replace(plot, at="temperature", x=OVER_TEMPERATURES) for plot in self.plots[0]]]
-        if "vary" not in asked:
-            self.ks, self.temperatures = asked["ks"], asked["temperatures"]
+        if "vary" not in chosen:
+            self.ks, self.temperatures = chosen["ks"], chosen["temperatures"]
         elif self.over_temperatures:
-            self.ks, self.temperatures = (0, asked["k"]), TEMPERATURES_OF_FORM
+            self.ks, self.temperatures = (0, chosen["k"]), TEMPERATURES_OF_FORM
         else:
-            self.ks, self.temperatures = KS_OF_FORM, (asked["temperature"],)
-        cases = [{"drafter": drafter, "k": k} for drafter in asked["drafters"] for k in self.ks if k]
+            self.ks, self.temperatures = KS_OF_FORM, (chosen["temperature"],)
+        cases = [{"drafter": drafter, "k": k} for drafter in chosen["drafters"] for k in self.ks if k]
         if not cases:
             raise BadInput("Give at least one drafter and one K above 0: the target alone runs with them anyway.")
         prompts = self.texts_of(self.prompts("easy-hard"))
-        texts = [{**prompt, "seed": seed} for seed in range(asked["seeds"]) for prompt in prompts]
+        texts = [{**prompt, "seed": seed} for seed in range(chosen["seeds"]) for prompt in prompts]
         self.plan(texts, cases, [{"temperature": temperature} for temperature in self.temperatures])
 
     def write(self, names: Row) -> Iterator[Row]:
@@ -159,7 +159,7 @@ class Sweep(Grid):
             elif self.over_temperatures:
                 rows.append({**row, "name": f"target alone, {row['category']}", "speedup": None})
             else:
-                rows += [{**row, "name": f"{name}, {row['category']}"} for name in self.asked["drafters"]]
+                rows += [{**row, "name": f"{name}, {row['category']}"} for name in self.chosen["drafters"]]
         return {"": rows}
 
     def result(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def best_k(runs: Runs) -> list[Row]:
     above 0, whose interval is corrected for its being picked; None where no text had a pace. `sure` says that the
     fastest K is above 0 and not tied with 0.
     """
-    speedups = {"by_k": lambda runs: {k: by_unit(mine, "speedup") for k, mine in grouped(runs, _k).items()}}
+    speedups = {"by_k": lambda runs: {k: by_unit(mine, "speedup") for k, mine in group_by(runs, _k).items()}}
     rows = summarise(runs, ("category", "temperature", "drafter"), speedups, Sweep.units)
     return [row | _best(row, row.pop("by_k")) for row in rows]
 
@@ -219,7 +219,7 @@ def _listed(ks: Sequence[int | str]) -> str:
 
 def _temperature_words(rows: Runs) -> Iterator[str]:
     known = [row for row in rows if row["k"] and row["speedup"]]
-    for (drafter, category), mine in grouped(known, lambda row: (row["drafter"], row["category"])).items():
+    for (drafter, category), mine in group_by(known, lambda row: (row["drafter"], row["category"])).items():
         low, high = (pick(mine, key=lambda row: row["speedup"].mean) for pick in (min, max))
         advice = "; where it is below 1, do not speculate" if low["speedup"].mean < 1 else ""
         yield (

@@ -35,7 +35,7 @@ def table(title: str, columns: Sequence[tuple[str, str, str]], rows: Iterable[Ma
     return Table(title, [key for key, *_ in columns], [heading for _, heading, _ in columns], cells)
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+def group_by(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     """The rows by their key, in the order in which they come."""
     groups: dict[Key, list[Row]] = {}
     for row in rows:

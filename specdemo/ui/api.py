@@ -31,18 +31,18 @@ def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
     """What plays the race of a call, within the budgets: it yields the run with each of its messages. It gets the
     session and the address of the caller, and the values asked for. Every failure becomes an error in words."""
 
-    def play(session: str | None, client: Any, asked: dict[str, Any]) -> Iterator[tuple[RaceRun, str]]:
+    def play(session: str | None, client: Any, values: dict[str, Any]) -> Iterator[tuple[RaceRun, str]]:
         try:
-            engine.check(asked["preset"])
+            engine.check(values["preset"])
             lanes = None
-            if isinstance(asked["drafter"], str) and ":" in asked["drafter"]:
-                if asked["k"] is not None:
+            if isinstance(values["drafter"], str) and ":" in values["drafter"]:
+                if values["k"] is not None:
                     raise BadInput("Each lane says its own K: leave out k.")
-                if asked["tree"]:
+                if values["tree"]:
                     raise BadInput("Each lane says whether it drafts trees, as in eagle:tree-8: leave out tree.")
-                lanes = [lane.strip() for lane in asked["drafter"].split(",")]
-            asked = starting(engine.presets[asked["preset"]].defaults, budgets).filled_in(asked)
-            read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **asked)
+                lanes = [lane.strip() for lane in values["drafter"].split(",")]
+            values = starting(engine.presets[values["preset"]].defaults, budgets).filled_in(values)
+            read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **values)
             run = runs.begin(RaceRun(read, budgets.race_seconds), session, client)
             for message in runs.play(run, engine):
                 yield run, message

@@ -13,7 +13,7 @@ class Budgets:
     """The limits, by default those of a page of one's own. `of` gives those of a Space.
 
     `new_tokens` are those of each text. What several readers take together is bounded as that of any race: by
-    `race_seconds`, by `run.MOST_BYTES` and by `asked.MOST_OF_ALL`.
+    `race_seconds`, by `run.MOST_BYTES` and by `request.MOST_OF_ALL`.
     `race_seconds` and `lab_seconds` are wall-clock time, without the loading of the preset. `own_models` says whether
     visitors may name models and servers: they then read files of this machine, fill its disk and ask its network.
     `watchers` is how many may watch along with one page.

@@ -80,7 +80,7 @@ def real_backend(dtype: str | None = None) -> Backend:
 
         return failures.explain(error)
 
-    return Backend(load, batch.race_asked, summary.outcome_of, summary.trace_header, explain, report)
+    return Backend(load, batch.race_request, summary.outcome_of, summary.trace_header, explain, report)
 
 
 @dataclass(frozen=True, slots=True)

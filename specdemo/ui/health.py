@@ -81,10 +81,10 @@ def facts(run: RaceRun, outcome: str) -> dict[str, Any]:
     if run.stop.is_set() or (run.outcome and run.outcome.stopped):
         outcome = "overdue" if run.overdue else "stopped"
     figures = LaneFigures.of(entry.event for entry in run.entries)
-    asked = [lane.drafter for lane in run.request.drafted.values()]
+    drafters = [lane.drafter for lane in run.request.drafted.values()]
     return {
         "preset": run.request.preset,
-        "drafter": ",".join(dict.fromkeys(asked)),
+        "drafter": ",".join(dict.fromkeys(drafters)),
         "tokens": figures.tokens,
         "seconds": round(figures.seconds, 3),
         "outcome": outcome,

@@ -128,11 +128,11 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
             with suppress(ValueError):  # refused below
                 k = read_k(k)
         named = {"prompt": prompt, "preset": preset, "drafter": drafter, "k": k, "temperature": temperature}
-        asked = {**rest, **named, "max_new_tokens": max_new_tokens, "seed": seed, "readers": 1}
+        chosen = {**rest, **named, "max_new_tokens": max_new_tokens, "seed": seed, "readers": 1}
         if drafter is not None and drafter not in DRAFTERS:
             raise gr.Error(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
         # A session of its own: Gradio's server of tools calls for all models in one and the same session.
-        for run, _ in play(None, request.client, asked):
+        for run, _ in play(None, request.client, chosen):
             if is_given_up(request):
                 run.stop.set()
         return to_json(result_of(run))
@@ -156,8 +156,8 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         try:
             engine.check(preset)
             usual = {field.name: field.value for field in Check.form()}
-            asked = Check.read({**usual, "drafters": [drafter] if drafter else [*ABLE], "seconds": seconds})
-            run = runs.begin(LabRun(preset, Check, asked, budgets.lab_seconds), None, request.client)
+            chosen = Check.read({**usual, "drafters": [drafter] if drafter else [*ABLE], "seconds": seconds})
+            run = runs.begin(LabRun(preset, Check, chosen, budgets.lab_seconds), None, request.client)
             for _ in runs.play(run, engine):
                 if is_given_up(request):
                     run.stop.set()

@@ -37,12 +37,12 @@ def prepare() -> None:
         import spaces  # noqa: F401
 
 
-def expected_seconds(asked: Request, budgets: Budgets) -> float:
+def expected_seconds(request: Request, budgets: Budgets) -> float:
     """How long the GPU is asked for. A race that takes longer is ended by ZeroGPU, one that takes less gives it back.
 
     The visitor's quota pays for what was used, but a race waits until so much of it is left.
     """
-    tokens = len(asked.lanes) * asked.settings.max_new_tokens
+    tokens = len(request.lanes) * request.settings.max_new_tokens
     return LOADING_SECONDS + min(tokens / SLOWEST, budgets.race_seconds)
 
 
@@ -52,12 +52,12 @@ def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
 
     here = real_backend(dtype)
 
-    def duration(preset: Preset, asked: Request) -> float:
-        return expected_seconds(asked, budgets)
+    def duration(preset: Preset, request: Request) -> float:
+        return expected_seconds(request, budgets)
 
     @spaces.GPU(duration=duration)
-    def raced(preset: Preset, asked: Request) -> Iterator[dict[str, Any] | Entry | Outcome]:
-        yield from race_in_fork(preset, dtype, asked, here.explain)
+    def raced(preset: Preset, request: Request) -> Iterator[dict[str, Any] | Entry | Outcome]:
+        yield from race_in_fork(preset, dtype, request, here.explain)
 
     current: list[Generator[Any]] = []  # the race that goes on, from its header to its end
     environments: list[dict[str, Any]] = [{}]
@@ -68,13 +68,13 @@ def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
             preset, dtype, "cpu", progress=progress, instead_of=instead_of
         )
 
-    def trace_header(loaded: Any, asked: Request) -> dict[str, Any]:
-        current[:], outcomes[:] = [raced(loaded.preset, asked)], []
+    def trace_header(loaded: Any, request: Request) -> dict[str, Any]:
+        current[:], outcomes[:] = [raced(loaded.preset, request)], []
         header: dict[str, Any] = next(current[0])
         environments[:] = [header["environment"]]
         return header
 
-    def race(loaded: Any, asked: Request) -> Generator[Entry]:
+    def race(loaded: Any, request: Request) -> Generator[Entry]:
         running = current.pop()
         try:
             for item in running:
@@ -85,10 +85,10 @@ def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
         finally:
             running.close()
 
-    def outcome(loaded: Any, asked: Request, entries: Sequence[Entry]) -> Outcome:
+    def outcome(loaded: Any, request: Request, entries: Sequence[Entry]) -> Outcome:
         if outcomes:
             return outcomes.pop()
-        return here.outcome(RemoteLoaded(loaded, environments[0]), asked, entries)  # it was stopped
+        return here.outcome(RemoteLoaded(loaded, environments[0]), request, entries)  # it was stopped
 
     def explain(error: BaseException) -> str | None:
         import gradio as gr  # what ZeroGPU says, for example of a quota that is used up, and what the fork says
@@ -116,7 +116,7 @@ class RemoteLoaded:
 
 
 def race_in_fork(
-    preset: Preset, dtype: str | None, asked: Request, explain: Callable[[BaseException], str | None]
+    preset: Preset, dtype: str | None, request: Request, explain: Callable[[BaseException], str | None]
 ) -> Iterator[dict[str, Any] | Entry | Outcome]:
     """A whole race: the header of its trace, its entries, and what came of it."""
     import gradio as gr
@@ -127,12 +127,12 @@ def race_in_fork(
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
     try:
         loaded = load_kept(_kept, preset, dtype)
-        yield summary.trace_header(loaded, asked)
+        yield summary.trace_header(loaded, request)
         entries = []
-        for entry in batch.race_asked(loaded, asked):
+        for entry in batch.race_request(loaded, request):
             entries.append(entry)
             yield entry
-        yield summary.outcome_of(loaded, asked, entries)
+        yield summary.outcome_of(loaded, request, entries)
     except Exception as error:
         if sentence := explain(error):  # of other errors ZeroGPU hands over the name alone
             raise gr.Error(sentence, print_exception=False) from error

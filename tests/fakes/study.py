@@ -20,7 +20,7 @@ class Counting(Study):
     heading, columns = "Counted", (("n", "the number", ".1f"),)
 
     def run(self) -> Iterator[str]:
-        self.steps = self.asked["to"]
+        self.steps = self.chosen["to"]
         while self.done < self.steps:
             self.done += 1
             yield "Counting"

@@ -589,7 +589,7 @@ def test_servers_are_checked_and_no_key_is_kept(drafting: Pair, plain: Pair) -> 
     assert whole["texts"]["same"] == whole["texts"]["compared"] == 16
     assert [row["at_once"] for row in whole["at_once"]] == [1, 2]
     assert run.files["html"].startswith("<!doctype html>")
-    everything = "".join(run.files.values()) + repr(run.asked) + str(run.picture)
+    everything = "".join(run.files.values()) + repr(run.chosen) + str(run.picture)
     for secret in (KEY, OTHER, drafting[1].partition("//")[2], plain[1].partition("//")[2]):
         assert secret not in everything
     assert any(f"Bearer {KEY}" in heads for _, heads, _ in drafting[0].asked)

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from specdemo.errors import BadInput
-from specdemo.studies import lossless, profile
+from specdemo.studies import distributions, profile
 from specdemo.studies.check import Check
-from specdemo.studies.checks import DESCRIPTIONS
 from specdemo.studies.explain import tried
 from specdemo.studies.lab import STUDIES
+from specdemo.studies.lossless import DESCRIPTIONS
 from specdemo.studies.plots import Axis, Plot, Section
 from specdemo.studies.rules import BROKEN
 from specdemo.studies.study import some_of_each
@@ -423,16 +423,16 @@ def test_the_console_is_empty_on_every_tab(tabs: Tabs, lab_url: str, engine: Eng
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run leaves the machine to other tests most of the time."""
-    sampling = lossless.sampling
+    sampling = distributions.sampling
 
-    def with_pauses(*asked: Any) -> Iterator[lossless.Samples]:
+    def with_pauses(*asked: Any) -> Iterator[distributions.Samples]:
         for number, sampled in enumerate(sampling(*asked)):
             yield sampled
             for _ in range(10 if number else 1):
                 time.sleep(0.1)
                 check_stopped()
 
-    monkeypatch.setattr(lossless, "sampling", with_pauses)
+    monkeypatch.setattr(distributions, "sampling", with_pauses)
 
 
 def begin_long(page: Page, shown: Locator) -> None:

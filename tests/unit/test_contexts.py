@@ -11,9 +11,9 @@ from specdemo.models.loaded import load
 from specdemo.racing.race import race, start
 from specdemo.racing.request import DraftedLane
 from specdemo.settings import Settings
+from specdemo.studies.distributions import sampling
 from specdemo.studies.domains import Domains
 from specdemo.studies.greedy import greedy
-from specdemo.studies.lossless import sampling
 from specdemo.studies.profile import Profile
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.sweep import Sweep

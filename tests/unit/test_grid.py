@@ -27,7 +27,7 @@ class Scripted(Grid):
         self.plan([{"prompt_id": place} for place in "abcd"], cases, [{"temperature": t} for t in (0.0, 1.0)])
 
     def check_run(self, names: Row) -> None:
-        if names["temperature"] > self.asked.get("most", 2):
+        if names["temperature"] > self.chosen.get("most", 2):
             raise BadInput("The temperature is too high.")
 
     def write(self, names: Row) -> Iterator[Row]:

@@ -23,8 +23,7 @@ from specdemo.racing.compare import NEAR_TIE
 from specdemo.racing.race import start
 from specdemo.settings import REJECTION, RULES, Settings
 from specdemo.studies import greedy as greedy_lab
-from specdemo.studies.greedy import greedy
-from specdemo.studies.lossless import (
+from specdemo.studies.distributions import (
     CAUGHT,
     PRECISION,
     DraftOnPaper,
@@ -35,6 +34,7 @@ from specdemo.studies.lossless import (
     sampling,
     telling_context,
 )
+from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import RunnerWithMemory, from_one_context
 from specdemo.studies.rules import BROKEN, Acceptance, accepted_of, emitted_distribution, harm, make_rule

@@ -9,9 +9,9 @@ import pytest
 
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.errors import BadInput
-from specdemo.studies.checks import Lossless
 from specdemo.studies.explain import Theory
 from specdemo.studies.lab import STUDIES
+from specdemo.studies.lossless import Lossless
 from specdemo.studies.prompts import Prompt, readable
 from specdemo.studies.study import Study
 from specdemo.tokens import Draft

@@ -18,7 +18,7 @@ from specdemo.decoding.events import Event, Finished, Round, emitted_tokens
 from specdemo.errors import BadInput
 from specdemo.models import sizes
 from specdemo.models.sizes import check_caches
-from specdemo.racing.again import again, differences, lanes_asked
+from specdemo.racing.again import again, differences, recorded_lanes
 from specdemo.racing.race import race
 from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
 from specdemo.racing.summary import summary, trace_header
@@ -219,13 +219,13 @@ def test_a_lane_of_a_trace_that_says_no_drafter_or_k_is_not_run(loaded: Loaded, 
 def test_a_trace_says_which_lanes_drafted_trees(loaded: Loaded) -> None:
     tree = DraftedLane("draft-model", 6, tree=True)
     header = trace_header(loaded, Request(WORDS, "", "draft-model", SETTINGS, raw=True, more=(tree,)))
-    assert [lane for lane in lanes_asked(header).values() if lane.tree] == [tree]
+    assert [lane for lane in recorded_lanes(header).values() if lane.tree] == [tree]
 
 
 def test_the_lanes_of_an_older_trace_are_those_of_its_whole_race(loaded: Loaded) -> None:
     header = trace_header(loaded, Request(WORDS, "", "ngram", SETTINGS, raw=True))
     header["lanes"] = [{"name": PLAIN}, {"name": SPECULATIVE}]
-    assert lanes_asked(header) == {PLAIN: DraftedLane("none", 4), SPECULATIVE: DraftedLane("ngram", 4)}
+    assert recorded_lanes(header) == {PLAIN: DraftedLane("none", 4), SPECULATIVE: DraftedLane("ngram", 4)}
 
 
 def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:

@@ -16,7 +16,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.errors import BadInput, NotFinite
 from specdemo.models import sizes
 from specdemo.racing.again import again, differences
-from specdemo.racing.batch import by_passes, entries_of, race_asked
+from specdemo.racing.batch import by_passes, entries_of, race_request
 from specdemo.racing.figures import ReaderFigures
 from specdemo.racing.race import start
 from specdemo.racing.request import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
@@ -86,7 +86,7 @@ def test_several_readers_have_one_drafter_and_write_what_a_trace_can_hold() -> N
 @pytest.mark.parametrize(("temperature", "isolated"), [(0.0, False), (0.8, False), (0.8, True)])
 def test_each_reader_gets_the_text_that_it_gets_alone(loaded: Loaded, temperature: float, isolated: bool) -> None:
     request = replace(asked(loaded, temperature=temperature), isolated=isolated)
-    entries = list(race_asked(loaded, request))
+    entries = list(race_request(loaded, request))
     assert list(dict.fromkeys(entry.lane for entry in entries))[:1] == NAMES[:1]
     for at, prompt in enumerate(WORDS):
         settings = replace(request.settings, seed=5 + at)
@@ -120,16 +120,16 @@ def test_what_cannot_be_run_is_refused_before_it_begins(loaded: Loaded, monkeypa
         (asked(loaded, max_new_tokens=2000), "context"),
     ):
         with refuses(BadInput, words):
-            list(race_asked(loaded, request))
+            list(race_request(loaded, request))
     one = 2 * loaded.token_bytes["target"] + loaded.token_bytes["draft-model"]
     longest = max(len(loaded.encode(prompt, True)) for prompt in WORDS) + 12
     monkeypatch.setattr(sizes, "free_memory", lambda: 4 * one * longest - 1)
     with refuses(BadInput, "keys values"):
-        list(race_asked(loaded, asked(loaded)))
+        list(race_request(loaded, asked(loaded)))
 
 
 def test_a_race_that_is_closed_lets_go_of_its_caches(loaded: Loaded) -> None:
-    entries = race_asked(loaded, asked(loaded))
+    entries = race_request(loaded, asked(loaded))
     first_entries = list(islice(entries, 20))
     entries.close()  # type: ignore[attr-defined]
     found = outcome_of(loaded, asked(loaded), first_entries)
@@ -202,7 +202,7 @@ def test_a_reader_that_cannot_go_on_is_told_when_the_others_have_ended(loaded: L
 @pytest.mark.parametrize(("k", "events"), [(2, None), (AUTO, None), (2, 30)])
 def test_it_is_read_back_and_run_again(loaded: Loaded, k: int | str, events: int | None) -> None:
     request = asked(loaded, k=k, temperature=0.8)
-    entries = list(islice(race_asked(loaded, request), events))
+    entries = list(islice(race_request(loaded, request), events))
     header, recorded = read_trace(write_trace(trace_header(loaded, request), entries))
     assert recorded == entries
     assert (header["readers"], [lane["name"] for lane in header["lanes"]]) == (4, NAMES)

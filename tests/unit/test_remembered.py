@@ -16,7 +16,7 @@ from specdemo.decoding.events import Prefilled
 from specdemo.decoding.parts import DrafterParts
 from specdemo.errors import BadInput
 from specdemo.racing import memory as memories
-from specdemo.racing.again import asked_again
+from specdemo.racing.again import request_again
 from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering
 from specdemo.racing.request import DraftedLane, Request
 from specdemo.racing.summary import trace_header
@@ -188,9 +188,9 @@ def test_a_trace_says_how_much_its_drafter_remembered() -> None:
 
 def test_a_race_with_memory_is_run_again_only_where_drafts_do_not_change_the_text() -> None:
     loaded = target()
-    assert asked_again(loaded, header()).drafter == "suffix"
+    assert request_again(loaded, header()).drafter == "suffix"
     with refuses(BadInput, "earlier trace"):
-        asked_again(loaded, header(rule=REJECTION, temperature=0.8))
+        request_again(loaded, header(rule=REJECTION, temperature=0.8))
 
 
 # The command line --------------------------------------------------------------------------------------------

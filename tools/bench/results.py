@@ -18,7 +18,7 @@ from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, REJECTION
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import Spread, best_of, geometric_mean
-from specdemo.studies.tables import grouped
+from specdemo.studies.tables import group_by
 
 from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, tree_rows
@@ -159,8 +159,8 @@ def drafters_markdown(runs: Runs) -> list[str]:
     The interval of the fastest K is corrected for its being picked. The ratio of auto to it flatters that K.
     """
     alone, rows = by_text(runs, PLAIN), []
-    for family in grouped((run for run in runs if run["method"] == SPECULATIVE), of_drafting).values():
-        by_k, logs = grouped(family, itemgetter("k")), speed_ups(family, alone)
+    for family in group_by((run for run in runs if run["method"] == SPECULATIVE), of_drafting).values():
+        by_k, logs = group_by(family, itemgetter("k")), speed_ups(family, alone)
         best, tied = best_of(logs)
         auto = by_k.get(AUTO, [])
         rows.append(

@@ -24,7 +24,7 @@ from specdemo.settings import AUTO, MATCH
 from specdemo.studies.grid import Figures, Row, Runs, by_unit, mean, share, summarise, total
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import geometric_mean, log_means
-from specdemo.studies.tables import grouped
+from specdemo.studies.tables import group_by
 
 from .cases import HF, LLAMA, OURS, TREE
 
@@ -93,7 +93,7 @@ def ratios(runs: Runs, bases: Mapping[Any, Row]) -> dict[str, list[float]]:
 
 def speed_ups(runs: Runs, alone: Mapping[Any, Row]) -> dict[int, dict[str, float]]:
     """The logarithm of the speed-up of the chains among some runs of a drafter, by their fixed K and by prompt."""
-    chains = grouped((run for run in runs if run["method"] == SPECULATIVE and run["k"] != AUTO), itemgetter("k"))
+    chains = group_by((run for run in runs if run["method"] == SPECULATIVE and run["k"] != AUTO), itemgetter("k"))
     return {k: logs for k, mine in chains.items() if (logs := log_means(ratios(mine, alone)))}
 
 
@@ -130,7 +130,7 @@ def summary(runs: Runs) -> list[Row]:
     bases = {base: by_text(runs, base) for base in BASES}
     each = [{**run, "category": category} for run in runs for category in (ALL, run["category"])]
     of_family = itemgetter("category", *DRAFTING)
-    families, figures = grouped(each, of_family), figures_of(bases[PLAIN])
+    families, figures = group_by(each, of_family), figures_of(bases[PLAIN])
 
     def identical(mine: Runs) -> int | None:
         return None if mine[0]["temperature"] and mine[0]["rule"] != MATCH else figures["identical"](mine)
@@ -185,7 +185,7 @@ def tree_rows(runs: Runs) -> list[Row]:
     """
     alone, rows = by_text(runs, PLAIN), list[Row]()
     usual = {name: figure for name, figure in figures_of(alone).items() if name not in ACCEPTANCE}
-    for family in grouped((run for run in runs if run["method"] in (SPECULATIVE, TREE)), of_drafting).values():
+    for family in group_by((run for run in runs if run["method"] in (SPECULATIVE, TREE)), of_drafting).values():
         best_k, chain = fastest_chain(family, alone)
         rates = {
             "tokens_per_round": mean(ratio_to(chain, _tokens_per_round)),

@@ -32,9 +32,9 @@ class LabRun(Job):
 
     kind = STUDY
 
-    def __init__(self, preset: str, study: type[Study], asked: dict[str, Any], seconds: float | None = None) -> None:
+    def __init__(self, preset: str, study: type[Study], chosen: dict[str, Any], seconds: float | None = None) -> None:
         super().__init__(preset, seconds)
-        self.study, self.asked = study, asked
+        self.study, self.chosen = study, chosen
         self.picture: list[Drawn | None] = []
         self.pictured = 0
         self.values: dict[str, Any] = {}
@@ -72,11 +72,12 @@ class LabRun(Job):
     def _measure(self, loaded: Any) -> Generator[tuple[float, str]]:
         """The measurement in the engine's thread: yields how far it is, from 0 to 1 and in words. Pictures are made
         between two steps, when nothing is being timed."""
-        several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
+        # Which of them can be used was not known if another preset was loaded.
+        several = self.chosen.get("drafters", [])
         if able := [name for name in several if not drafter_class(name).needs(loaded.parts).missing]:
-            self.asked["drafters"] = able
-        study = self.study(loaded, self.asked)
-        self.asked = study.without_secrets(self.asked)
+            self.chosen["drafters"] = able
+        study = self.study(loaded, self.chosen)
+        self.chosen = study.without_secrets(self.chosen)
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
         whole = False
@@ -113,8 +114,8 @@ class LabRun(Job):
             self.picture, self.pictured = picture, self.pictured + 1
 
     def _files(self, loaded: Any, study: Study) -> dict[str, str]:
-        asked = {"view": self.study.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
-        whole = {**asked, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
+        chosen = {"view": self.study.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.chosen}
+        whole = {**chosen, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
         page = study.page()
         return {"json": json_text(whole), "csv": csv_text(study.rows())} | ({"html": page} if page else {})
 

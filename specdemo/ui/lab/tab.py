@@ -19,9 +19,9 @@ from ...settings import OF_SERVERS, Field
 from ...studies.ahead import DraftsAhead
 from ...studies.causes import Causes
 from ...studies.check import SERVERS, Check
-from ...studies.checks import Lossless
 from ...studies.domains import Domains
 from ...studies.explain import Theory, of_race, tried
+from ...studies.lossless import Lossless
 from ...studies.profile import Profile
 from ...studies.readers import Readers
 from ...studies.study import ABLE, EXAMPLE, Study
@@ -177,18 +177,18 @@ class StudyTab:
 
     def show(self, request: gr.Request) -> Updates:
         """What there is of the visitor's run."""
-        asked = self.runs.latest(request.session_hash, LabRun, work_of(self.study))
-        if asked is None:
+        run = self.runs.latest(request.session_hash, LabRun, work_of(self.study))
+        if run is None:
             return {self.measured: gr.skip()}
         with self.engine.other_work.counted():  # the last picture is shown when the next in line may race already
-            updates = self.results.update(asked.picture) if asked.picture else {}
-            for kind, text in asked.files.items():
+            updates = self.results.update(run.picture) if run.picture else {}
+            for kind, text in run.files.items():
                 part, name = self.downloads[kind], f"specdemo-{self.study.name}.{kind}"
                 updates[part] = save_bytes_to_cache(text.encode(), name, part.GRADIO_CACHE)
-        if asked.measured:
-            updates[self.measured] = asked.measured
-        updates |= {self.fields[name]: value for name, value in asked.values.items()}
-        return updates | {self.files: gr.update(visible=bool(asked.files))}
+        if run.measured:
+            updates[self.measured] = run.measured
+        updates |= {self.fields[name]: value for name, value in run.values.items()}
+        return updates | {self.files: gr.update(visible=bool(run.files))}
 
     # --- drafters: what the preset can use, as far as that is known by now
 
@@ -228,8 +228,8 @@ class StudyTab:
                     read_addresses(addresses)
                     chosen = {"value": OF_SERVER, "visible": True}
             except BadInput as error:
-                return {self.says: said(str(error), failed=True)}
-            return {self.says: said(""), raced: gr.update(**chosen)}
+                return {self.says: message(str(error), failed=True)}
+            return {self.says: message(""), raced: gr.update(**chosen)}
 
         at_once = {"preprocess": False, "queue": False, **QUIET}
         chose = self.race_it.click(choose, servers, [self.says, raced], **at_once)
@@ -250,7 +250,7 @@ class StudyTab:
                 with self.engine.other_work.counted():
                     sections = drawn(tried(dict(zip(self.fields, numbers, strict=False)), measured))
             except Exception as error:
-                return {self.says: said(self.engine.sentence(error), failed=True)}
+                return {self.says: message(self.engine.sentence(error), failed=True)}
             return self.results.update(sections)
 
         def take(request: gr.Request) -> Updates:
@@ -259,9 +259,9 @@ class StudyTab:
                     race = self.runs.latest(request.session_hash, RaceRun)
                     measured = of_race(race.entries if race else [], race.request.drafter if race else "")
             except Exception as error:
-                return {self.says: said(self.engine.sentence(error), failed=True)}
+                return {self.says: message(self.engine.sentence(error), failed=True)}
             found = {self.fields[name]: value for name, value in measured.numbers.items()}
-            words = said("The numbers and the measured point are those of your last race.")
+            words = message("The numbers and the measured point are those of your last race.")
             return {
                 **answer(measured, [*measured.numbers.values()]),
                 **found,
@@ -275,7 +275,7 @@ class StudyTab:
         self.from_race.click(take, None, outputs, queue=False, **QUIET)
 
 
-def said(words: str, failed: bool = False) -> str:
+def message(words: str, failed: bool = False) -> str:
     """Words for the page that are not of a run, see study.js."""
     return to_json({"words": words, "failed": failed})
 

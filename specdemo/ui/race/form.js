@@ -44,8 +44,8 @@ export const chose = (preset) => {
 
 /** The preset to load after a choice, null if that was asked for already. */
 export const wanted = (preset) => {
-  if (preset === page.asked) return null;
-  page.asked = preset;
+  if (preset === page.loads) return null;
+  page.loads = preset;
   return preset;
 };
 
@@ -73,7 +73,7 @@ const filledFrom = (query, { fields, choices, starting }, values) => {
     ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
     return usual;
   });
-  chose((page.asked = filled[fields.indexOf("preset")]));
+  chose((page.loads = filled[fields.indexOf("preset")]));
   return [filled, ignored];
 };
 

@@ -22,8 +22,8 @@ from .form import STARTING, begin_with, menu
 
 STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
 OFF = "() => ({ interactive: false, __type__: 'update' })"
-LOADS = "(preset) => { specdemo.nameModel(preset); specdemo.chose(preset); specdemo.asked = preset; return preset; }"
-CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.asked = preset; return preset; }"
+LOADS = "(preset) => { specdemo.nameModel(preset); specdemo.chose(preset); specdemo.loads = preset; return preset; }"
+CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.loads = preset; return preset; }"
 
 
 def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets) -> None:
@@ -53,7 +53,7 @@ def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Bu
             elem_id="own-head",
         )
         own.look = gr.Button("What it needs", elem_id="own-check")
-        own.said = gr.Textbox(label="What it needs", visible=False, lines=2, max_lines=14, elem_id="own-said")
+        own.message = gr.Textbox(label="What it needs", visible=False, lines=2, max_lines=14, elem_id="own-said")
         with gr.Row():
             own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
             own.cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
@@ -130,8 +130,8 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
             stop.set()
             ended.wait(STOP_SECONDS)  # or it would ask for its preset again
         engine.begin_loading(before)
-        said = _say("Cancelled. What was already downloaded is kept.")
-        return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before, request.session_hash)]
+        words = _say("Cancelled. What was already downloaded is kept.")
+        return [words, gr.update(interactive=True), gr.update(interactive=False), *choose(before, request.session_hash)]
 
     def save(request: gr.Request, *values: Any) -> list[Any]:
         if os.environ.get("SPACE_ID"):
@@ -149,16 +149,16 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     here = {"preprocess": False, "queue": False}
     for field in named:
         field.input(None, None, own.load, js=OFF)
-    own.look.click(look, named, [own.said, own.load], **here, show_progress="minimal", api_visibility="private")
+    own.look.click(look, named, [own.message, own.load], **here, show_progress="minimal", api_visibility="private")
     begun = own.load.click(begin, named, [own.before, own.load, own.cancel, *begins], **here, **QUIET)
     loading = begun.success(load, chosen, None, preprocess=False, js=LOADS, **MODEL, **QUIET)
-    shown = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
+    shown = loading.then(ended, [chosen, own.before], [own.message, own.cancel, *begins], **here, **QUIET)
     shown.then(None, chosen, None, js=CHOSEN)
-    loading.failure(refused, own.before, [own.said, own.cancel, *begins], **here, **QUIET)
-    outputs = [own.said, own.load, own.cancel, *begins]
+    loading.failure(refused, own.before, [own.message, own.cancel, *begins], **here, **QUIET)
+    outputs = [own.message, own.load, own.cancel, *begins]
     cancelled = own.cancel.click(give_up, own.before, outputs, cancels=[loading], queue=False, **QUIET)
     cancelled.then(None, chosen, None, js=CHOSEN)
-    own.save.click(save, [*named, own.name], [own.said, chosen], **here, **QUIET)
+    own.save.click(save, [*named, own.name], [own.message, chosen], **here, **QUIET)
 
 
 def _named(presets: Mapping[str, Preset], target: Any, draft: Any, head: Any) -> Preset:

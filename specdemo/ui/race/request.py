@@ -61,8 +61,8 @@ def read_request(
 
 def shown_request(request: Request) -> dict[str, Any]:
     """What the page shows of a request. Of a server, which drafts as it likes, K is None."""
-    asked = request.as_dict()
-    return {**asked, "settings": {**asked["settings"], "k": None}} if request.drafter == OWN_DRAFTER else asked
+    fields = request.as_dict()
+    return {**fields, "settings": {**fields["settings"], "k": None}} if request.drafter == OWN_DRAFTER else fields
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:

@@ -50,24 +50,24 @@ class RaceRun(Job):
             yield self.message(status=asdict(status))
         batches = engine.stream(self.preset, lambda loaded: self._race(engine, loaded), self.local, self)
         with closing(batches):
-            said = begun = False
+            announced = begun = False
             try:
                 for batch in batches:
                     for item in batch:
                         if isinstance(item, ProgressNote):
-                            said = True
+                            announced = True
                             status = replace(engine.status_for(self.session), stage="loading", words=item.words)
                             yield self.message(status=asdict(status))
                             continue
                         if not begun:  # only now: a request that cannot be served leaves the last race on the page
                             begun = True
-                            news = {"status": asdict(engine.status_for(self.session))} if said else {}
+                            news = {"status": asdict(engine.status_for(self.session))} if announced else {}
                             yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
                     if self.outcome is None and (lanes := self._lanes.news()):
                         yield self.message(lanes=lanes)
             except Exception:
-                if said and not begun:  # the top of the page still shows what was said
+                if announced and not begun:  # the top of the page still shows what was said
                     yield self.message(status=asdict(engine.status_for(self.session)))
                 raise
         assert self.outcome is not None

@@ -68,10 +68,10 @@ def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence
     """
 
     def read(values: Sequence[Any]) -> RaceRun:
-        asked, (raced, *addresses) = values[: len(FIELDS)], values[len(FIELDS) :]
+        given, (raced, *addresses) = values[: len(FIELDS)], values[len(FIELDS) :]
         one_of("choice of what races", raced, [OF_PRESET, *[OF_SERVER] * bool(servers)])
-        engine.check(asked[FIELDS.index("preset")])
-        request = read_form(asked, engine.presets, budgets.new_tokens)
+        engine.check(given[FIELDS.index("preset")])
+        request = read_form(given, engine.presets, budgets.new_tokens)
         if raced == OF_SERVER:
             return read_servers(request, addresses, budgets.race_seconds)
         return RaceRun(request, budgets.race_seconds)

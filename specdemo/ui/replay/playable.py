@@ -95,10 +95,11 @@ def _title(name: str, held: Collection[str]) -> str | None:
 
 def playable_request(header: dict[str, Any]) -> Request:
     """What the race of a trace was asked for."""
-    asked = request_of(header)
-    if max(map(len, asked.prompts)) > MAX_PROMPT or len(asked.preset) > MAX_WORDS or len(asked.drafter) > MAX_WORDS:
+    request = request_of(header)
+    names = len(request.preset), len(request.drafter)
+    if max(map(len, request.prompts)) > MAX_PROMPT or max(names) > MAX_WORDS:
         raise BadInput("Line 1 of the trace cannot be read: prompt, preset or drafter is too long.")
-    return asked
+    return request
 
 
 def facts_of(header: dict[str, Any]) -> dict[str, str]:
@@ -139,13 +140,13 @@ def _ending(
     header: dict[str, Any], request: Request, entries: Sequence[Entry], sides: Mapping[str, str]
 ) -> dict[str, Any]:
     """How a race with these lanes ends; `sides` says what the page calls them."""
-    held, asked = {lane["name"]: lane for lane in header["lanes"]}, dict[str, DraftedLane | None]()
+    held, drafted = {lane["name"]: lane for lane in header["lanes"]}, dict[str, DraftedLane | None]()
     for name in request.lanes if request.others else sides:
-        asked[name] = None
+        drafted[name] = None
         with suppress(BadInput):
-            asked[name] = lane_of(held[name], request)
+            drafted[name] = lane_of(held[name], request)
     alone = next((name for name, side in sides.items() if side == PLAIN and _is_alone(held[name])), None)
-    found = Outcome.of(request.settings, entries, asked, alone, environment_of(header), request.pairs)
+    found = Outcome.of(request.settings, entries, drafted, alone, environment_of(header), request.pairs)
     if not found.verdicts:
         one = len(sides) < 2
         sentence = "This trace holds one lane only." if one else "None of these lanes is the target alone."

@@ -39,16 +39,16 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
     for name in sorted(paths):
         lines = trace_lines(paths[name])
         header, _ = read_trace(lines[:1])
-        asked = playable_request(header)
+        request = playable_request(header)
         packed = gzip.compress(playable_json("recording", lambda lines=lines: lines).encode(), mtime=0)  # type: ignore[misc]
         file = f"{name}-{sha256(packed).hexdigest()[:12]}.json"  # so that browsers can keep it for good
         model = "" if header["preset"] == DEFAULT_PRESET else f"{header['preset']}, "
-        tree = f"trees of {asked.settings.k}, " if asked.settings.tree else ""
+        tree = f"trees of {request.settings.k}, " if request.settings.tree else ""
         machine = header["environment"]
         where = f", {machine['device_name']}" if machine["device"].startswith("cuda") else ""
-        settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}{where}"
-        facts = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
-        at_ease = not (model or tree or asked.settings.temperature)
+        settings = f"{model}{request.drafter}, {tree}temperature {request.settings.temperature:g}{where}"
+        facts = {"name": name, "category": name.partition("-")[0], "prompt": request.prompt, "settings": settings}
+        at_ease = not (model or tree or request.settings.temperature)
         found[file] = {**facts, "file": file, "at_ease": at_ease}, packed
     return found
 

@@ -83,7 +83,7 @@ class Door:
                 read[0]["body"] = cancelled or b""
                 app = self.app if cancelled else JSONResponse({"success": True})
                 return await app(scope, again, send)
-            fn, session = _asked(scope, called["name"], body)
+            fn, session = _call(scope, called["name"], body)
             if _by_tools(scope):
                 session = ""
             sentence = self._refusal(scope, fn, session) if fn is not None else ""
@@ -149,16 +149,16 @@ def address_of(scope: Scope, proxied: bool) -> str:
     return str((scope.get("client") or ("",))[0])
 
 
-def _asked(scope: Scope, name: str | None, body: bytes) -> tuple[Any, str]:
+def _call(scope: Scope, name: str | None, body: bytes) -> tuple[Any, str]:
     """The called function, None if it does not use the model's line, and the calling session."""
     try:
-        asked = json.loads(body)
+        call = json.loads(body)
         fns = scope["app"].get_blocks().fns
         if name is None:
-            found = fns.get(PredictBody.model_validate(asked).fn_index)  # which may be written "12", 12.0 or true
+            found = fns.get(PredictBody.model_validate(call).fn_index)  # which may be written "12", 12.0 or true
         else:
             found = next(fn for fn in fns.values() if fn.api_name == name)
-        session = asked.get("session_hash")
+        session = call.get("session_hash")
     except (ValueError, AttributeError, StopIteration, RecursionError):
         return None, ""  # Gradio refuses it
     in_line = found is not None and found.concurrency_id == MODEL_LINE
@@ -172,15 +172,15 @@ def _cancelled(blocks: Any, body: bytes) -> bytes | None:
     yet to hear the id of its last event names none.
     """
     try:
-        asked = json.loads(body)
-        event, session, fn = (asked.get(key) for key in ("event_id", "session_hash", "fn_index"))
+        call = json.loads(body)
+        event, session, fn = (call.get(key) for key in ("event_id", "session_hash", "fn_index"))
     except (ValueError, AttributeError, RecursionError):
         return body  # which Gradio refuses
     waiting, running = events_of(blocks, MODEL_LINE)
     theirs = [ids_of(other) for other in (*running, *waiting) if other.session_hash == session]
     of_it = [one for one, function in theirs if function == fn]
     if event is None:
-        return json.dumps({**asked, "event_id": of_it[-1]}).encode() if of_it else None
+        return json.dumps({**call, "event_id": of_it[-1]}).encode() if of_it else None
     return None if of_it and event not in of_it else body
 
 

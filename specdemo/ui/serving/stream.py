@@ -123,15 +123,15 @@ def status_route(runs: Runs) -> Route:
 
 
 async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
-    loop, said, at = asyncio.get_running_loop(), "", 0.0
+    loop, sent, at = asyncio.get_running_loop(), "", 0.0
     with following(runs.engine.followers) as changed, runs.present(session):
         while True:
             changed.clear()
             line = _line(runs, session)
             message = to_json({**asdict(runs.engine.status_for(session)), "line": line})
-            if message != said or loop.time() - at > KEEP_ALIVE_SECONDS:
-                yield f"data: {message}\n\n" if message != said else ":\n\n"
-                said, at = message, loop.time()
+            if message != sent or loop.time() - at > KEEP_ALIVE_SECONDS:
+                yield f"data: {message}\n\n" if message != sent else ":\n\n"
+                sent, at = message, loop.time()
             await asyncio.sleep(PAUSE_SECONDS)
             await is_set(changed, LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
 
