@@ -52,7 +52,16 @@ def test_a_program_on_this_machine_is_known(client: Client, monkeypatch: pytest.
 
 def test_compare_returns_the_summary(client: Client, script: Script) -> None:
     outcome = client.predict(prompt="one two three", drafter="ngram", k=3, max_new_tokens=9, api_name="/compare")
-    figures = {"verdicts", "speed_up", "sentence", "comparison", "memory_shares", "memory_rate"}
+    figures = {
+        "verdicts",
+        "speed_up",
+        "speed_up_in_all",
+        "busy",
+        "sentence",
+        "comparison",
+        "memory_shares",
+        "memory_rate",
+    }
     assert set(outcome) == {PLAIN, SPECULATIVE, *figures}
     for lane in (PLAIN, SPECULATIVE):
         assert outcome[lane]["text"] == "one two threeone two threeone two three"
