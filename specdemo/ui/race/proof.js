@@ -5,7 +5,15 @@ const PROVED = ["same", "differs"]; // the marks of texts that should be the sam
 export class Proof {
   constructor(race) {
     Object.assign(this, { race, shown: false, parted: [], resized: new ResizeObserver(() => this.measure()) });
-    race.parts.panes.addEventListener("scroll", ({ target }) => this.scrolled(target), { capture: true, passive: true });
+    const { panes, hide } = race.parts;
+    hide.addEventListener("change", () => this.hide(hide.checked));
+    panes.addEventListener("scroll", ({ target }) => this.scrolled(target), { capture: true, passive: true });
+  }
+
+  /** Hide what was drafted and discarded. */
+  hide(hidden) {
+    this.race.parts.hide.checked = hidden;
+    this.race.root.classList.toggle("sd-hiding", hidden);
   }
 
   /** Of the badge, see compare.py: its mark, the place of the first token that is not in all texts, and its margin. */
@@ -15,7 +23,7 @@ export class Proof {
     race.draw();
     const lanes = Object.values(race.lanes);
     Object.assign(this, { shown: true, hidden: race.parts.hide.checked });
-    race.hide(true);
+    this.hide(true);
     race.root.dataset.proof = mark;
     this.parted = lanes.map(({ parts }) => parts.text.querySelectorAll(".tok:not(.x, .u, .g)")[place]).filter(Boolean);
     this.measure();
@@ -48,7 +56,7 @@ export class Proof {
     if (!this.shown) return;
     this.shown = false;
     this.resized.disconnect();
-    this.race.hide(this.hidden);
+    this.hide(this.hidden);
     delete this.race.root.dataset.proof;
   }
 }

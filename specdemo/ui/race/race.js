@@ -69,7 +69,6 @@ export class Race extends Job {
 
   listen() {
     const { parts, show } = this;
-    parts.hide.addEventListener("change", () => this.hide(parts.hide.checked));
     parts.pace.append(...Object.entries(PACES).map(([name, words]) => new Option(words, name)));
     parts.pace.value = show.pace;
     parts.pace.addEventListener("change", () => {
@@ -89,12 +88,6 @@ export class Race extends Job {
     };
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
     this.root.addEventListener("round", ({ detail: at }) => this.openRound(at));
-  }
-
-  /** Hide what was drafted and discarded. */
-  hide(hidden) {
-    this.parts.hide.checked = hidden;
-    this.root.classList.toggle("sd-hiding", hidden);
   }
 
   /** Step through the round that ends at a time. */
