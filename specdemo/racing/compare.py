@@ -125,9 +125,11 @@ class Texts:
     stopped: bool = False
 
     @property
-    def badge(self) -> dict[str, str]:
-        """Whether the texts are the same: a `mark`, a `title`, and `words` that explain it."""
-        return {"mark": self.mark, **{name: sentence(f"badge {name}", self) for name in ("title", "words")}}
+    def badge(self) -> dict[str, Any]:
+        """Whether the texts are the same: a `mark`, a `title`, `words` that explain it, and the `place` where they part
+        with its `margin` in words."""
+        words = {name: sentence(f"badge {name}", self) for name in ("title", "words", "margin")}
+        return {"mark": self.mark, "place": self.place, **words}
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -183,7 +185,7 @@ class Texts:
         return margin is not None and not self.is_exact and is_near_tie(margin, self.dtype, self.settings.temperature)
 
 
-def worst(badges: Mapping[str, dict[str, str]]) -> dict[str, str]:
+def worst(badges: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The most important of the badges of drafted lanes, by name; of those that differ the first."""
     if not badges:
         return Texts((), (), Settings()).badge

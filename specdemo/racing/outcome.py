@@ -30,7 +30,7 @@ class Outcome:
 
     Attributes:
         verdicts: on each drafted lane; of several readers one on all of them, as of a lane SPECULATIVE.
-        badge: whether the texts are the same: `mark`, `title` and `words`, see `Texts.badge`.
+        badge: whether the texts are the same, see `Texts.badge`.
         sentence: what the race showed, "" if there is nothing to compare.
         stopped: whether a lane did not finish.
         environment: where it ran, with the `memory_rate` measured after it; empty for servers.
@@ -39,7 +39,7 @@ class Outcome:
 
     lanes: Mapping[str, LaneFigures]
     verdicts: Mapping[str, LaneVerdict] = field(default_factory=dict)
-    badge: Mapping[str, str] = field(default_factory=dict)
+    badge: Mapping[str, Any] = field(default_factory=dict)
     sentence: str = ""
     stopped: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Outcome:
         figures = {lane: LaneFigures.of(entry.event for entry in entries if entry.lane == lane) for lane in lanes}
         stopped = any(lane.finish_reason is None for lane in figures.values())
         tokens = {lane: tokens_of(found.events) for lane, found in figures.items()}
-        verdicts, badges = dict[str, LaneVerdict](), dict[str, dict[str, str]]()
+        verdicts, badges = dict[str, LaneVerdict](), dict[str, dict[str, Any]]()
         for lane, other in (pairs or {lane: alone for lane in lanes if alone not in (None, lane)}).items():
             texts = Texts(tokens[other], tokens[lane], settings, lanes[lane], environment, stopped)
             badges[lane] = texts.badge

@@ -86,6 +86,9 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         "": "First difference at token {number}",
     },
     "same or not": {"same": (lambda t: t.is_same, "Same text"), "": "Different text"},
+    "badge margin": {
+        "": (lambda t: t.mark == "differs" and t.comparison.margin is not None, "{comparison.margin:gap} apart"),
+    },
     "badge words": {
         "nothing": (lambda t: not t.mark, "There is nothing to compare yet."),
         "servers": (

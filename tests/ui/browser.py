@@ -179,7 +179,9 @@ def tokens_of(entries: list[Entry], lane: str) -> list[list[str]]:
 def discarded(page: Page, code: str, at: int = 0, inside: str = "#race") -> Locator:
     """A token that was rejected (x) or untested (u), brought to sight as a reader does: by pointing at its round."""
     token = page.locator(f"{inside} [data-lane=speculative] .tok.{code}").nth(at)
-    token.locator("xpath=ancestor::*[contains(@class, 'sd-rd')]").locator(".tok:not(.sd-ghost .tok)").first.hover()
+    token.locator("xpath=ancestor::*[contains(@class, 'sd-rd')]").locator(
+        ".tok:not(.sd-cut .tok, .sd-ghost .tok)"
+    ).first.hover()
     return token
 
 

@@ -37,7 +37,7 @@ from tests.harness.classes import LaneFigures
 from tests.harness.ui_classes import Engine, Runs
 
 from ..fakes import engine as scripted
-from ..fakes.engine import MEMORY_RATE, PLACEMENT, PRESETS, PROMPTS, Script, asked_by_form
+from ..fakes.engine import MARGIN, MEMORY_RATE, PLACEMENT, PRESETS, PROMPTS, Script, asked_by_form
 from ..fakes.traces import CORPUS, GREEDY, lines_of
 from ..sentences import gist, refuses, telling, tells
 from .browser import (
@@ -215,6 +215,18 @@ def test_a_difference_is_shown_with_its_place_and_gap(page: Page, script: Script
     run(page, "one two three four five six seven")
     assert tells(page.locator(".sd-badge").inner_text(), "First 6 difference")
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
+    parted = page.locator("#race .parted").evaluate_all(
+        """tokens => tokens.map((token) => {
+            const [pane, text] = [".sd-pane", ".sd-text"].map((part) => token.closest(part));
+            const [seen, box] = [pane, token].map((part) => part.getBoundingClientRect());
+            const place = [...text.querySelectorAll(".tok:not(.x, .u)")].indexOf(token);
+            const margin = getComputedStyle(token, "::after").content;
+            return [place, margin, seen.top <= box.top && box.bottom <= seen.bottom];
+        })"""
+    )
+    assert parted == [[5, f'"{MARGIN:.2g} apart"', True]] * 2
+    ticks = [lane["ticks"] for lane in page.evaluate(ALIGNED)]
+    assert ticks[0] == ticks[1] < page.evaluate(ALIGNED)[0]["lines"]
 
 
 def test_above_temperature_zero_the_badge_follows_the_rule(page: Page, script: Script) -> None:
@@ -229,6 +241,7 @@ def test_above_temperature_zero_the_badge_follows_the_rule(page: Page, script: S
         script.differ_at = differ_at
         run(page, "one two")
         assert tells(page.locator(".sd-badge").inner_text(), words)
+        assert page.locator("#race [data-proof]").count() == same_draws
 
 
 def test_same_draws_can_be_chosen_above_temperature_0_only(page: Page, script: Script) -> None:
@@ -322,13 +335,14 @@ def test_the_tooltip_fits_a_phone(raced: Raced) -> None:
 def test_tokens_can_be_read_with_the_arrow_keys(raced: Raced) -> None:
     page, _ = raced
     page.locator("[data-lane=speculative] .sd-pane").focus()
-    for key in ("ArrowRight", "ArrowRight"):
+    for key in ("h", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     assert page.evaluate("document.activeElement.textContent") == WRONG_TOKEN
     assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "sd-tooltip"
     assert page.locator(".sd-tip.open .sd-tip-head span").inner_text() == "rejected"
     page.keyboard.press("Escape")
     assert page.locator(".sd-tip.open").count() == 0
+    page.keyboard.press("h")
 
 
 def test_stop_stops_and_the_next_run_works(page: Page, script: Script) -> None:
@@ -522,14 +536,58 @@ def test_what_was_thrown_away_is_not_copied(raced: Raced) -> None:
     assert copied.split() == "".join(kept).split()
 
 
-def test_guesses_can_be_hidden(raced: Raced) -> None:
+# Each emitted token of a lane: where its first line begins in its text. And how many lines the text has, how many ticks.
+ALIGNED = """() => [...document.querySelectorAll('#race .sd-lane')].map((lane) => {
+    const text = lane.querySelector('.sd-text');
+    const box = text.getBoundingClientRect();
+    const places = [...text.querySelectorAll('.tok:not(.x, .u)')].map((token) => {
+        const [first] = token.getClientRects();
+        return [token.textContent, Math.round(first.left - box.left), Math.round(first.top - box.top)];
+    });
+    const high = parseFloat(getComputedStyle(text).lineHeight);
+    const ticks = parseFloat(getComputedStyle(text, '::after').height) / high;
+    return { places, lines: new Set(places.map(([, , top]) => top)).size, ticks: Math.round(ticks * 100) / 100 };
+})"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_at_the_finish_both_texts_break_their_lines_alike_and_each_has_a_tick(raced: Raced, width: int) -> None:
+    page, entries = raced
+    page.set_viewport_size({"width": width, "height": 900})
+    plain, drafted = page.evaluate(ALIGNED)
+    assert len(plain["places"]) == len([code for _, code in tokens_of(entries, PLAIN)])
+    assert plain["places"] == drafted["places"]
+    assert plain["lines"] > 1
+    assert {lane[name] for lane in (plain, drafted) for name in ("lines", "ticks")} == {plain["lines"]}
+    assert page.locator("#race [data-lane=speculative] .tok.x:visible").count() == 0
+    page.keyboard.press("h")
+    assert page.evaluate(ALIGNED)[1]["places"] != drafted["places"]
+    page.keyboard.press("h")
+
+
+def test_at_the_finish_the_panes_scroll_together(raced: Raced) -> None:
     page, _ = raced
-    rejected, untested = discarded(page, "x"), discarded(page, "u")
-    assert (rejected.is_visible(), untested.is_visible()) == (True, True)
-    page.keyboard.press("h")
+    page.set_viewport_size({"width": 390, "height": 700})
+    tops = "[...document.querySelectorAll('#race .sd-pane')].map((pane) => pane.scrollTop)"
+    for lane, top in ((SPECULATIVE, 30), (PLAIN, 12), (SPECULATIVE, 30), (SPECULATIVE, 0)):
+        page.locator(f"#race [data-lane={lane}] .sd-pane").evaluate("(pane, top) => { pane.scrollTop = top; }", top)
+        page.wait_for_function(f"{tops}.join() === '{top},{top}'")
+
+
+def test_guesses_are_hidden_at_the_finish_and_shown_where_one_points_or_by_a_key(raced: Raced) -> None:
+    page, _ = raced
+    rejected, untested = (page.locator(f"[data-lane=speculative] .tok.{code}").first for code in "xu")
     assert (rejected.is_visible(), untested.is_visible()) == (False, False)
+    for code, token in (("x", rejected), ("u", untested)):
+        before = page.evaluate(ALIGNED)
+        discarded(page, code)
+        assert token.is_visible()
+        assert page.evaluate(ALIGNED) == before  # it moves nothing
+    page.mouse.move(0, 0)
     page.keyboard.press("h")
-    assert rejected.is_visible()
+    assert (rejected.is_visible(), untested.is_visible()) == (True, False)
+    page.keyboard.press("h")
+    assert rejected.is_visible() is False
 
 
 def test_several_readers_are_a_wall_of_lanes_with_and_without_the_drafter(page: Page, script: Script) -> None:
@@ -1076,7 +1134,7 @@ def test_rejected_guesses_stay_beside_their_correction_and_nothing_moves(
     pairs = page.locator("#race [data-lane=speculative] .sd-pair:has(.r)")
     lines = pairs.evaluate_all(
         """pairs => pairs.map((pair) => {
-            const boxes = (code) => [...pair.querySelector(`:scope > .${code}`).getClientRects()];
+            const boxes = (code) => [...pair.querySelector(`:scope > .${code}, .sd-cut > .${code}`).getClientRects()];
             const [wrong, right] = [boxes("x"), boxes("r")];
             const [before, after] = [wrong.at(-1), right[0]];
             return [wrong.length, before.left < after.left && before.top < after.bottom && after.top < before.bottom];
@@ -1216,7 +1274,7 @@ def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced_trees:
 
     fork = page.locator(f"{LANE} .sd-rd").nth(1).locator(".sd-fork").nth(1)  # one token passed, two failed after it
     ghost, tip = fork.locator(".sd-ghost"), page.locator(".sd-tip.open")
-    expect(fork.locator(".sd-pair > .x")).to_be_visible()  # the likelier one
+    expect(fork.locator(".sd-cut > .x")).to_be_visible()  # the likelier one
     expect(ghost).to_be_hidden()
     fork.locator(".sd-pair > .r").hover()
     expect(ghost).to_be_visible()

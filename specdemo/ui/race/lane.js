@@ -120,6 +120,13 @@ export class Lane {
     this.top = pane.scrollTop;
   }
 
+  /** To stay there, whatever is drawn. */
+  scrollTo(top) {
+    const { pane } = this.parts;
+    pane.scrollTop = top;
+    Object.assign(this, { top: pane.scrollTop, stuck: false });
+  }
+
   drawFigures() {
     const { parts } = this;
     if (!this.passes) return;
@@ -152,7 +159,7 @@ export class Lane {
       const [wrong, ...others] = discarded[0]?.[1] === "x" ? discarded : [null, ...discarded];
       const ghost = others.length ? [sd.make("span", "sd-ghost", ...others.map(told))] : [];
       if (wrong && [wrong, own].some((token) => /^\s/.test(token?.[0]))) fork.append(sd.make("wbr")); // a line may end before both
-      if (wrong) fork.append(sd.make("span", "sd-pair", told(wrong), ...ghost, ...(own ? [told(own)] : [])));
+      if (wrong) fork.append(sd.make("span", "sd-pair", sd.make("span", "sd-cut", told(wrong), ...ghost), ...(own ? [told(own)] : [])));
       else fork.append(...ghost, ...(own ? [told(own)] : []));
       if (tree) group.append(fork);
     }

@@ -111,6 +111,7 @@ export class Opening {
     race.badge(this.ending.exactness.title, this.ending.exactness.mark);
     race.drawNow();
     race.moved();
+    race.proof.show(this.ending.exactness);
   }
 
   leave() {

@@ -6,6 +6,7 @@ import { sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
+import { Proof } from "./proof.js";
 import { PACE, PACES, Show } from "./show.js";
 import { scaleOf } from "./strip.js";
 import { tooltips } from "./tooltip.js";
@@ -46,6 +47,7 @@ export class Race extends Job {
     this.legend();
     this.charts = new Charts(this.parts);
     this.show = new Show(this, () => this.moved());
+    this.proof = new Proof(this);
     this.state = "idle";
     this.listen();
     tooltips(element);
@@ -55,6 +57,7 @@ export class Race extends Job {
 
   /** Nothing of a race is there. */
   blank() {
+    this.proof.clear();
     this.lanes = {};
     this.lay([["plain", "Target alone"], ["speculative", "With a drafter"]]);
     for (const count of Object.values(this.legendCounts)) sd.put(count, "0");
@@ -66,7 +69,6 @@ export class Race extends Job {
 
   listen() {
     const { parts, show } = this;
-    parts.hide.addEventListener("change", () => this.root.classList.toggle("sd-hiding", parts.hide.checked));
     parts.pace.append(...Object.entries(PACES).map(([name, words]) => new Option(words, name)));
     parts.pace.value = show.pace;
     parts.pace.addEventListener("change", () => {
@@ -291,6 +293,7 @@ export class Race extends Job {
   }
 
   start(request) {
+    this.proof.clear();
     this.say("running");
     if (request.others?.length) this.lay(...readersOf(request));
     else this.lay([["plain", "Target alone"], ...draftedLanes(request)]);
@@ -325,6 +328,7 @@ export class Race extends Job {
     this.charts.show(end.stats, end);
     if (this.values && this.is("showing")) page.share?.raced(this, this.values, end); // it was run here, and is new
     this.say("ended");
+    this.proof.show(end.exactness);
   }
 
   /** How many tokens the best lane with a drafter is ahead of the other: a ratio would drift until the end. */

@@ -79,6 +79,7 @@ export class Step {
     const { player, parts } = this;
     this.at = at;
     player.jump(player.rounds[at].at);
+    player.race.proof.clear(); // at the end of the last round
     this.read(player.rounds[at]);
     parts.title.textContent = `Round ${at + 1} of ${player.rounds.length}`;
     const [draft, verify] = this.seconds;
