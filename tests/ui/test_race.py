@@ -150,8 +150,8 @@ def test_what_the_sliders_compute_is_the_formula_of_the_theory(raced: Raced) -> 
         grid,
     )
     for values, found in zip(grid, computed, strict=True):
-        k, alpha = values["k"], values["acceptance"]
-        costs = Costs(values["draft"], [1 + values["row"] * i for i in range(17)], values["at_once"])
+        k, alpha, row = int(values["k"]), values["acceptance"], values["row"]
+        costs = Costs(values["draft"], [1 + row * i for i in range(k + 1)], bool(values["at_once"]))
         expected = expected_tokens(alpha, k), costs.round(k), theory_speed_up(alpha, k, costs)
         assert [found[name] for name in ("tokens", "round", "speedUp")] == pytest.approx(expected)
 

@@ -54,7 +54,7 @@ export class OnePass {
     sd.put(parts.unit, atOnce ? "A draft costs" : "A guess costs");
     sd.put(parts.whose, formula ? `The values are those of this race, which measured ${sd.times(measured)} writing.` : FROM_EXAMPLE);
     const size = gigabytes ? ` (${gigabytes.toFixed(2)} GB)` : "";
-    sd.put(parts.weights, `A pass reads the weights${size} once, past 1, 3 or 5 tokens alike. Each further token makes it ${(100 * row).toFixed(1)}% longer.`);
+    sd.put(parts.weights, `A pass reads the weights${size} once, past 1, 3 or 5 tokens alike. Each further token is taken to make it ${(100 * row).toFixed(1)}% longer.`);
     this.show();
   }
 
@@ -76,8 +76,8 @@ export class OnePass {
     });
     const time = (WRITTEN / tokens) * round;
     const longest = Math.max(WRITTEN, time);
-    draw(lines[0], "target alone", sd.many(WRITTEN, "pass", "passes"), WRITTEN / longest, 1 / WRITTEN, 0);
-    draw(lines[1], `with K = ${k}`, `${time.toFixed(1)} passes`, time / longest, tokens / WRITTEN, drafting / round);
+    draw(lines[0], "target alone", WRITTEN.toFixed(1), WRITTEN / longest, 1 / WRITTEN, 0);
+    draw(lines[1], `with K = ${k}`, time.toFixed(1), time / longest, tokens / WRITTEN, drafting / round);
     sd.put(parts.computed, sd.times(speedUp));
     const slower = speedUp < 1 ? ", so slower" : "";
     sd.put(parts.claim, `With K = ${k}, ${passed} accepted and a draft of ${drafting.toFixed(2)} passes, a round writes ${tokens.toFixed(2)} tokens in the time of ${round.toFixed(2)} passes: ${speedUp.toFixed(2)} times as fast as the target alone${slower}. Computed, not measured.`);
