@@ -38,7 +38,7 @@ CLOCK = """() => {
   };
 }"""
 FILMED = """
-  #controls, .sd-results, .sd-behind, .sd-legend, .sd-pacing { display: none !important; }
+  #controls, .sd-results, .sd-behind, .sd-why-pass, .sd-legend, .sd-pacing { display: none !important; }
   .sd-say { --large: 22px !important; min-height: 170px !important; }
 """
 ENDED = """() => {  // the recording of the other tab, in the arena of a race

@@ -21,7 +21,7 @@ from .words import sentence
 RACE = "verdicts", "speed_up", "speed_up_in_all", "busy", "sentence", "comparison"
 MEMORY = "memory_shares", "memory_rate"
 SPEED_UPS = "speed_up", "speed_up_in_all", "speed_ups", "speed_ups_in_all"
-PAGE = "stopped", *SPEED_UPS, "sentence", "headline", "advice", "chips", "verdicts", "exactness", "stats"
+PAGE = "stopped", *SPEED_UPS, "sentence", "headline", "advice", "chips", "formula", "verdicts", "exactness", "stats"
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ class Outcome:
             "headline": sentence("race headline", self),
             "advice": sentence("advice", self.best) if long and self.readers == 1 else "",
             "chips": self.best.chips if long else [],
+            "formula": self.best.formula if long else None,
             "verdicts": verdicts,
             "exactness": {**self.badge},
             "stats": {lane: found.as_dict() for lane, found in (self._groups or self.lanes).items()},

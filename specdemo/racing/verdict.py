@@ -12,7 +12,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from ..drafters.names import DRAFTERS
+from ..drafters.names import DRAFTERS, PARALLEL
 from ..tokens import FloatIfKnown, IntIfKnown
 from .compare import OWN_DRAFTER, Comparison, exact_rows
 from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speed_up_in_all, speeds_by_k
@@ -152,6 +152,28 @@ class LaneVerdict:
     def is_seldom(self) -> bool:
         """Whether many rounds had no draft."""
         return self.lane.drafted is not None and self.lane.drafts < 0.9 * self.lane.rounds
+
+    @property
+    def formula(self) -> dict[str, Any] | None:
+        """What the page computes a speed-up from, by the formula of `studies.theory`. None of trees, of several
+        readers, who share passes, and if costs are unknown.
+
+        Costs are in passes of the target alone: `draft` of a guess, or `at_once` of a draft, and `row` of each further
+        token of a pass. `gigabytes` are those of a pass, 0 if unknown or if longer passes read more, as with experts.
+        """
+        lane = self.lane
+        if None in (self.draft_cost, lane.acceptance_rate) or lane.trees or self.readers > 1:
+            return None
+        length = fmean(len(each.drafted) for each in lane.known_drafts)
+        at_once = self.request is not None and self.request.drafter in PARALLEL
+        return {
+            "k": round(length),
+            "acceptance": lane.acceptance_rate,
+            "draft": max(self.draft_cost, 0.0) / (1 if at_once else length),
+            "row": self.longer_pass / length,
+            "at_once": at_once,
+            "gigabytes": self.gigabytes[0] if self.gigabytes[0] == self.gigabytes[1] else 0,
+        }
 
     @property
     def needed_acceptance(self) -> FloatIfKnown:

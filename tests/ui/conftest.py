@@ -132,7 +132,7 @@ LEFT = """() => JSON.stringify([
     location.href, document.body.className, localStorage.length, sessionStorage.length,
     ...document.querySelectorAll('.sd-arena:is([data-state=running], [data-state=waiting], [data-state=loading])'),
     ...[...document.querySelectorAll('input:not([type=file]), textarea, select, dialog[open], [aria-pressed]')]
-        .filter(part => !part.closest('#prompt, .sd-board') && (!part.closest('#replay') || part.checked
+        .filter(part => !part.closest('#prompt, .sd-board, .sd-why-pass') && (!part.closest('#replay') || part.checked
             || (part.ariaPressed === 'true' && part.textContent !== '1×')))
         .map(part => [part.value, part.checked, part.open, part.ariaPressed]),
 ])"""
@@ -146,7 +146,7 @@ HIDE = """hidden => {
 
 # What a test fills in, each part with what it holds at first.
 FORM = """() => [...document.querySelectorAll('input:not([type=file]), textarea, select, [aria-pressed]')]
-    .filter(part => !part.closest('#prompt, .sd-board, #replay'))"""
+    .filter(part => !part.closest('#prompt, .sd-board, .sd-why-pass, #replay'))"""
 # Gradio makes what is folded when it is unfolded first.
 UNFOLD = """async () => {
     const press = (folded) => document.querySelector(`#${folded} > button`).click();

@@ -13,18 +13,20 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from gradio_client import Client
-from playwright.sync_api import APIResponse, Browser, Page, Request, Route, expect
+from playwright.sync_api import APIResponse, Browser, Locator, Page, Request, Route, expect
 
 from specdemo.decoding.events import Round
 from specdemo.errors import BadInput
 from specdemo.models.presets import DEFAULT_PRESET, Defaults, load_presets, load_prompts
-from specdemo.racing.figures import ReaderFigures, speed_up, speed_up_in_all
+from specdemo.racing.figures import ReaderFigures, expected_tokens, speed_up, speed_up_in_all
 from specdemo.racing.lanes import LaneText
 from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import CAUSES
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace
 from specdemo.racing.verdict import LaneVerdict
 from specdemo.settings import AUTO
+from specdemo.studies.theory import Costs
+from specdemo.studies.theory import speed_up as theory_speed_up
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.engine import Pauses, real_backend
 from specdemo.ui.race import run as race_run
@@ -129,6 +131,74 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
     found = LaneVerdict(plain, drafted, DraftedLane("prompt-lookup", 4), environment=environment)
     assert shown == dict(found.as_dict()["numbers"])
     assert tells(sentence(page), f"{found.tokens:.1f} tokens target")
+
+
+def test_what_the_sliders_compute_is_the_formula_of_the_theory(raced: Raced) -> None:
+    page, _ = raced
+    grid = [
+        {"k": k, "acceptance": alpha, "draft": draft, "row": row, "at_once": at_once}
+        for k in (1, 2, 4, 16)
+        for alpha in (0.0, 0.3, 0.77, 1.0)
+        for draft in (0.0, 0.08, 1.0)
+        for row in (0.0, 0.05, 0.4)
+        for at_once in (False, True)
+    ]
+    script = "const main = document.querySelector('script[type=module][src$=\"main.js\"]').src;"
+    computed = page.evaluate(
+        f"async grid => {{ {script} const {{ computed }} = await import(main.replace('main.js', 'race/why.js'));"
+        " return grid.map(computed); }",
+        grid,
+    )
+    for values, found in zip(grid, computed, strict=True):
+        k, alpha, row = int(values["k"]), values["acceptance"], values["row"]
+        costs = Costs(values["draft"], [1 + row * i for i in range(k + 1)], bool(values["at_once"]))
+        expected = expected_tokens(alpha, k), costs.round(k), theory_speed_up(alpha, k, costs)
+        assert [found[name] for name in ("tokens", "round", "speedUp")] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_sliders_start_from_the_race_and_change_the_sentence_at_once(raced: Raced, width: int) -> None:
+    page, entries = raced
+    page.set_viewport_size({"width": width, "height": 900})
+    plain, drafted = (LaneFigures.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
+    formula = LaneVerdict(plain, drafted, DraftedLane("prompt-lookup", 4)).formula
+    assert formula is not None
+    why = page.locator("#race .sd-why-pass")
+    above = (
+        "[...document.querySelectorAll('#race :is(.sd-board, .sd-lanes, .sd-why-pass)')].map((part) => part.offsetTop)"
+    )
+    before = page.evaluate(above)
+    why.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(above) == before  # it opens below what one reads
+    sliders = [why.locator(f"[data-part={name}]") for name in ("k", "acceptance", "draft")]
+    shown = [float(slider.input_value()) for slider in sliders]
+    assert shown == pytest.approx([formula[name] for name in ("k", "acceptance", "draft")], abs=0.005)
+    claim = why.locator("[data-part=claim]")
+    assert tells(claim.inner_text(), f"{formula['k']}, Computed not measured")
+    assert tells(
+        why.locator("[data-part=whose]").inner_text(), f"{page.locator('#race .sd-ratio').inner_text()} writing"
+    )
+    sliders[0].focus()
+    for key, k in (("End", 16), ("ArrowLeft", 15), ("Home", 1)):
+        page.keyboard.press(key)
+        tokens = expected_tokens(shown[1], k)
+        speed = tokens / (1 + k * (shown[2] + formula["row"]))
+        assert tells(claim.inner_text(), f"{k}, {tokens:.2f} {speed:.2f} Computed not measured")
+        assert why.locator("[data-part=computed]").inner_text() == f"{speed:.2f}×"
+        bars = [bar["width"] for bar in map(Locator.bounding_box, why.locator("[data-part=lines] i").all()) if bar]
+        assert bars[0] / bars[1] == pytest.approx(speed, rel=0.02)  # to scale
+    for slider in sliders:
+        slider.press("End")
+    assert tells(claim.inner_text(), "slower") == (17 / (1 + 16 * (1 + formula["row"])) < 1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for dark in (False, True):
+        if dark:
+            page.click(".sd-dark")
+        assert serious(page, "#race .sd-why-pass") == []
+    page.click(".sd-dark")
+    why.locator("summary").click()
+    page.evaluate("specdemo.race.charts.onePass.start(specdemo.race.show.end)")
 
 
 def test_three_figures_each_have_a_sentence(raced: Raced) -> None:

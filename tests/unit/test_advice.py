@@ -101,6 +101,19 @@ def test_longer_drafts_go_on_as_the_last_place_did() -> None:
     assert action(figures([round_(16, 16, 0.001)] * 40, DraftedLane("ngram", 16))) == ""
 
 
+def test_the_formula_gets_the_costs_of_the_race() -> None:
+    """Written out: drafts of 4 at 0.8 of a pass, and checks that take 1.4."""
+    rounds = [round_(4, 1, draft=0.008, verify=0.014)] * 50
+    found = {"k": 4, "acceptance": 0.5, "draft": 0.2, "row": 0.1, "at_once": False, "gigabytes": 0}
+    assert figures(rounds).formula == pytest.approx(found)
+    assert figures(rounds, DraftedLane("block", 4)).formula == pytest.approx({**found, "draft": 0.8, "at_once": True})
+    one = figures([round_(4, 1, verify=0.009)] * 50).formula
+    assert one is not None
+    assert (one["draft"], one["row"]) == (0, 0)  # a pass that is quicker is timing noise
+    tree = [replace(row, drafted=tuple(replace(token, parent=-1) for token in row.drafted)) for row in rounds]
+    assert [figures(of).formula for of in (rounds[:2], tree, [round_(0, 0)] * 50)] == [None] * 3
+
+
 @pytest.mark.parametrize("asked", [None, DraftedLane("eagle", AUTO), DraftedLane("the server's own", 4)])
 def test_no_k_is_compared_where_k_or_the_drafter_is_not_known(asked: DraftedLane | None) -> None:
     assert (figures([round_(4, 1, 0.02)] * 50, asked).by_k, figures([round_(4, 1)] * 50, asked).best) == ([], (0, 0.0))

@@ -1,5 +1,6 @@
 // The figures of a race: plain HTML bars, drawn from the numbers that the server sends.
 import * as sd from "../assets/page.js";
+import { OnePass } from "./why.js";
 
 const FIGURES = [
   ["acceptance_rate", "Acceptance rate (of tested)", sd.percent,
@@ -29,8 +30,8 @@ const heading = (scope, text) => Object.assign(sd.make("th", "", text), { scope 
 
 export class Charts {
   /** `parts` are those of the arena. */
-  constructor({ figures, histogram, table, times, rows }) {
-    Object.assign(this, { histogram, table, rows });
+  constructor({ behind, figures, histogram, table, times, rows }) {
+    Object.assign(this, { histogram, table, rows, onePass: new OnePass(behind) });
     const entries = [...FIGURES.map(([name, title, , words]) => [name, title, words]), ...LANES.map(([lane, title]) => [lane, `First token, ${title}`, TTFT])];
     this.values = Object.fromEntries(
       entries.map(([name, title, words]) => {
@@ -102,6 +103,7 @@ export class Charts {
     this.showLengths(drafted.accepted_lengths, end);
     const longest = Math.max(...Object.values(stats).map(({ seconds }) => seconds)) || 1;
     for (const [lane, row] of Object.entries(this.times)) this.showTime(row, stats[lane], longest, end);
+    if (end) this.onePass.start(end);
   }
 
   showLengths(lengths, end) {

@@ -108,6 +108,7 @@ export class Opening {
     const { plain, speculative } = race.lanes;
     race.words(`The target wrote the same text in ${speculative.passes} passes instead of ${plain.passes}.`, this.about);
     race.speed(this.ending);
+    race.charts.onePass.start(this.ending);
     race.badge(this.ending.exactness.title, this.ending.exactness.mark);
     race.drawNow();
     race.moved();
