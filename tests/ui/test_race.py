@@ -606,7 +606,7 @@ def test_what_was_thrown_away_is_not_copied(raced: Raced) -> None:
     assert copied.split() == "".join(kept).split()
 
 
-# Each emitted token of a lane: where its first line begins in its text. And how many lines the text has, how many ticks.
+# Each emitted token of a lane: where its first line begins in its text; how many lines it has, and how many ticks.
 ALIGNED = """() => [...document.querySelectorAll('#race .sd-lane')].map((lane) => {
     const text = lane.querySelector('.sd-text');
     const box = text.getBoundingClientRect();
