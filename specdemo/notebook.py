@@ -19,7 +19,7 @@ from typing import Any
 
 from .decoding.events import Finished, emitted_tokens
 from .errors import BadInput
-from .models.kept import Kept, load_kept
+from .models.one_loaded import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
 from .racing.outcome import Outcome
 from .racing.request import Request, fitted, parameters

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..drafters.names import DRAFTERS, drafter_class
 from ..errors import BadInput
 from ..models.hub_token import asking_with
-from ..models.kept import MadeOf, made_of
+from ..models.one_loaded import MadeOf, made_of
 from ..models.presets import Preset
 from ..racing.outcome import Outcome
 from ..racing.request import Request

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..models.kept import Kept, load_kept
+from ..models.one_loaded import Kept, load_kept
 from ..models.presets import Preset
 from ..racing.outcome import Outcome
 from ..racing.request import Request
