@@ -255,11 +255,12 @@ FADED = "document.getAnimations().forEach((animation) => animation.finish())"
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 
 
-# Every layout shift from the first paint on, but for Gradio's own spinner, which is there before the page is.
+# Every layout shift from the first paint on, but for Gradio's own spinner, which is there before the page is, and for
+# tokens: at the finish those that were rejected fold away.
 SHIFTS = """
   window.shifts = [];
   const element = node => (node?.closest ? node : node?.parentElement);
-  const own = ({ node }) => node && !element(node)?.closest('[data-testid=status-tracker]');
+  const own = ({ node }) => node && !element(node)?.closest('[data-testid=status-tracker], .sd-text');
   new PerformanceObserver(list => list.getEntries().filter(entry => entry.sources.some(own)).forEach(entry =>
     window.shifts.push([entry.value, ...entry.sources.map(({ node }) => (node?.parentElement || node)?.outerHTML)])))
     .observe({ type: 'layout-shift', buffered: true });

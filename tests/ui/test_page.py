@@ -248,9 +248,11 @@ def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(page: Page, 
     page.wait_for_function(f"document.querySelectorAll('[data-lane=plain] .tok').length > {before + 20}")
     assert pane.evaluate("pane => pane.scrollTop") == 10
     pane.evaluate("pane => pane.scrollTop = pane.scrollHeight")
+    before = page.locator("[data-lane=plain] .tok").count()
+    page.wait_for_function(f"document.querySelectorAll('[data-lane=plain] .tok').length > {before + 20}")
+    assert pane.evaluate("pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight") < 100
     page.locator(".sd-arena[data-state=ended]").wait_for()
-    page.wait_for_timeout(100)
-    assert pane.evaluate("pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight") < 5
+    assert pane.evaluate("pane => pane.scrollTop") == 0  # where the proof begins
 
 
 def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no_pane(page: Page) -> None:

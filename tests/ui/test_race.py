@@ -614,9 +614,8 @@ ALIGNED = """() => [...document.querySelectorAll('#race .sd-lane')].map((lane) =
         const [first] = token.getClientRects();
         return [token.textContent, Math.round(first.left - box.left), Math.round(first.top - box.top)];
     });
-    const high = parseFloat(getComputedStyle(text).lineHeight);
-    const ticks = parseFloat(getComputedStyle(text, '::after').height) / high;
-    return { places, lines: new Set(places.map(([, , top]) => top)).size, ticks: Math.round(ticks * 100) / 100 };
+    const ticks = getComputedStyle(text, '::after').content.split('✓').length - 1;
+    return { places, lines: new Set(places.map(([, , top]) => top)).size, ticks };
 })"""
 
 

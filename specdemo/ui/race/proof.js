@@ -37,10 +37,13 @@ export class Proof {
     for (const { parts } of lanes) this.resized.observe(parts.text);
   }
 
-  /** How many lines of all texts are the same. */
+  /** As many ticks as lines of all texts are the same. */
   measure() {
-    const lines = this.parted.map((token) => Math.floor(token.offsetTop / parseFloat(getComputedStyle(token.closest(".sd-text")).lineHeight)));
-    this.race.root.style.setProperty("--sd-same", lines.length ? `${Math.min(...lines)}lh` : "100%");
+    const places = this.parted.length
+      ? this.parted.map((token) => [token.closest(".sd-text"), token.offsetTop])
+      : Object.values(this.race.lanes).map(({ parts }) => [parts.text, parts.text.clientHeight]);
+    const lines = places.map(([text, top]) => Math.floor(top / parseFloat(getComputedStyle(text).lineHeight) + 0.1));
+    this.race.root.style.setProperty("--sd-ticks", `"${"✓\\a ".repeat(Math.min(...lines))}"`);
   }
 
   /** What a reader scrolls moves all lanes. */
