@@ -91,6 +91,7 @@ def raced(ended: Raced) -> Raced:
     page.set_viewport_size({"width": 1280, "height": 900})
     page.keyboard.press("Escape")
     page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur()")
     return ended
 
 

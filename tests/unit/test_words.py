@@ -140,7 +140,7 @@ def rounds() -> Iterator[RoundFacts]:
 CASES: dict[str, Any] = {
     **dict.fromkeys(("verdict", "headline", "notes", "numbers", "chips", "meanings"), verdicts),
     **dict.fromkeys(("race", "race headline", "badge of readers"), outcomes),
-    **dict.fromkeys(("badge title", "badge words"), texts),
+    **dict.fromkeys(("badge title", "badge words", "badge margin"), texts),
     "first guesses": lambda: [FirstGuesses("eagle", "EAGLE-3", 50, 2)],
     "ending": lambda: [Ending(False, "length", 3), Ending(False, "stop", 3)],
     "guess": guesses,

@@ -1,5 +1,8 @@
 // At the end of a race, the proof that its texts are the same: hidden guesses let all lanes break their lines alike, the
 // lanes scroll together, and each line that is the same in all of them gets a tick, see race.css.
+import { still } from "./show.js";
+
+const SWEEP_MS = 1500; // as in race.css
 const PROVED = ["same", "differs"]; // the marks of texts that should be the same
 
 export class Proof {
@@ -35,6 +38,19 @@ export class Proof {
     const [top] = mark === "differs" ? this.parted.map((token) => token.offsetTop) : [];
     for (const lane of lanes) lane.scrollTo(top ? top - lane.parts.pane.clientHeight / 2 : 0);
     for (const { parts } of lanes) this.resized.observe(parts.text);
+    this.began = mark === "same" && !still() ? performance.now() : -Infinity;
+    this.follow();
+  }
+
+  /** The panes go down with the sweep, until it ends or a reader scrolls. */
+  follow() {
+    const swept = (performance.now() - this.began) / SWEEP_MS;
+    if (swept > 1 || !this.shown) return;
+    for (const lane of Object.values(this.race.lanes)) {
+      const { text, pane } = lane.parts;
+      lane.scrollTo(swept * text.clientHeight - pane.clientHeight / 2);
+    }
+    requestAnimationFrame(() => this.follow());
   }
 
   /** As many ticks as lines of all texts are the same. */
@@ -52,6 +68,7 @@ export class Proof {
     const moved = lanes.find(({ parts }) => parts.pane === pane);
     if (!this.shown || !this.race.parts.hide.checked || !moved || pane.scrollTop === moved.top) return;
     moved.top = pane.scrollTop;
+    this.began = -Infinity;
     for (const lane of lanes) if (lane !== moved) lane.scrollTo(pane.scrollTop);
   }
 
