@@ -1000,7 +1000,7 @@ def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pac
 @pytest.mark.slow
 def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(first: Open, script: Script) -> None:
     page = first("&max_new_tokens=24")
-    page.select_option("#race .sd-pace", "real")
+    choose_pace(page, "real")
     page.reload()
     page.locator("[data-stage=ready]").wait_for()
     page.evaluate(f"() => {{ {CLOCK} }}")
