@@ -63,7 +63,9 @@ def check(
     if json_:
         typer.echo(json_text(study.result()), nl=False)
         return
+    verdict, to_do, *others = study.words()
+    say([verdict, to_do, "", *study.paste().splitlines(), ""])
     for table in study.tables():
         if table.rows:
             show(table)
-    say(study.words())
+    say(others)

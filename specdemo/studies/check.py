@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadInput
 from ..racing.pace import best_passes, remember
 from ..racing.weights import NOWHERE
-from ..servers.flags import elsewhere
+from ..servers.flags import FLAGS, elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from .diagnosis import NO, PAYS, UNCLEAR, YES, Diagnosis
 from .grid import Figures, Row, average, share, summarise
 from .plots import ALONE, TIMES, Plot, Section
-from .report import PLOTS, TABLES, html_page, tables_of
+from .report import PLOTS, SPEED_UP, TABLES, html_page, tables_of
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
 from .tables import Rows, Table, table
 
@@ -51,7 +51,7 @@ BASELINE, NONE = "Without it, no speed-up can be computed.", "0 leaves this out.
 INSTEAD = "Instead of models, a running vLLM, llama.cpp server or SGLang."
 MOST_TIME = "The most time that it takes once the models are loaded."
 MOST_AT_ONCE, LONGEST = "The most requests that a server gets at once.", "The longest prompt of a server, in tokens."
-OWN_TABLES = 3  # at most, besides those of a diagnosis
+OWN_TABLES = 2  # at most, besides those of a diagnosis
 AT_ONCE = 1, 2, 4, 8, 16
 CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
 FIGURES: Figures = {  # of a drafter on a few prompts, before one is chosen; `needed` tokens a round are its break-even
@@ -60,15 +60,13 @@ FIGURES: Figures = {  # of a drafter on a few prompts, before one is chosen; `ne
     "needed": average("cost", geometric_mean),
     "speed_up": average("speed_up", geometric_mean),
 }
-ANSWERS = {YES: "Yes, it pays.", NO: "No, it does not pay.", UNCLEAR: "Unclear."}
+ANSWERS = {YES: "Yes, it pays", NO: "No, it does not pay", UNCLEAR: "Unclear"}
 BUSY = "Unclear: busy."
 
 
 class Check(Study):
     """Is speculation worth it for a model, or on a server that you run (vLLM, llama.cpp's server or SGLang)? Drafters
-    are tried on the model, and the fastest is examined on eight kinds of prompts, in turns with the target alone, a
-    round each. The answer is yes, no or unclear, with the reason, the best draft length, and what to change in the
-    program that you use.
+    are tried on the model, and the fastest is examined on eight kinds of prompts, in turns with the target alone.
     """
 
     name = "check"
@@ -93,20 +91,16 @@ class Check(Study):
         ("needed", "needed to break even", ".2f"),
         ("speed_up", "speed-up", ".2f"),
     )
-    plots = (
-        (
-            Plot(
-                "Drafters tried",
-                "On a few prompts, to choose the one that is examined. An outlined bar is slower than the target "
-                "alone.",
-                {"speed_up": ""},
-                TIMES,
-                "drafter",
-                rule=ALONE,
-            ),
-            *PLOTS,
-        ),
+    tried = Plot(
+        "Speed-up of the drafters tried",
+        "On a few prompts, to choose the one that is examined. An outlined bar is slower than the target alone.",
+        {"speed_up": ""},
+        TIMES,
+        "drafter",
+        rule=ALONE,
     )
+    plots = (SPEED_UP,), (tried, *PLOTS)
+    has_details = True
     most_tables = OWN_TABLES + len(TABLES)
 
     def __init__(self, loaded: Loaded | None, chosen: Mapping[str, Any]) -> None:
@@ -118,8 +112,15 @@ class Check(Study):
         self.found: Diagnosis | None = None  # what there is so far
         self._environment: Mapping[str, Any] = NOWHERE
         self._began = time.monotonic()
+        self._over = False  # until then an answer would change before the eyes of who reads it
 
     def run(self) -> Iterator[str]:
+        try:
+            yield from self._run()
+        finally:
+            self._over = True
+
+    def _run(self) -> Iterator[str]:
         self.steps, self._began = self.chosen["seconds"], time.monotonic()
         if self.chosen.get("baseline") and not self.chosen.get("server"):
             raise BadInput("Give the address of the server, too: a preset is its own baseline.")
@@ -248,19 +249,62 @@ class Check(Study):
         """The draft length that should be fastest where K is fixed, by what was measured; 0 is none."""
         return self.found.best_k if self.found else None
 
-    def words(self) -> list[str]:
+    @property
+    def verdict(self) -> str:
+        """The answer and its figure in one sentence."""
         found = self.found
-        busy = self.answer == UNCLEAR and found is not None and found.pace.busy
-        lines = [BUSY if busy else ANSWERS[self.answer], self.in_short()]
+        if self.answer == UNCLEAR and found is not None and found.pace.busy:
+            return BUSY
+        if found is None or found.often == 0:
+            reason = "nothing was measured" if found is None else "nothing was drafted"
+        else:
+            reason = "there is no baseline" if found.speed_up is None else f"with {found.gain}"
+        return f"{ANSWERS[self.answer]}: {reason}."
+
+    @property
+    def to_do(self) -> str:
+        """The one thing to do about it, with its flag."""
+        found, seconds = self.found, int(self.chosen.get("seconds", 0))
+        if found and found.pace.busy:
+            return "Check again while nothing else runs on this machine."
+        if found and (found.baseline is None or found.often == 0):
+            return found.advice()[-1 if found.often else 0]
+        if self.answer == UNCLEAR or found is None:
+            return f"Check again with more than {seconds} seconds."
+        flags, served = FLAGS[str(found.engine["engine"])], not self.trials
+        if self.answer == NO:
+            return f"{flags.off.capitalize()}." if served else f"Leave drafting off: {flags.off}."
+        if served:
+            return next(iter(found.on_k()), "Keep speculation as it is.")
+        fixed = f", and K = {self.k} where the draft length is fixed" * bool(self.k and found.adapts)
+        return f"Draft with {self.examined[-1]}{fixed}."
+
+    def paste(self) -> str:
+        """The result for another place: a line with the answer, the model and the machine, then the flags."""
+        if self.found is None:
+            return ""
+        model, machine = str(self.found.engine.get("model", "")), ""
+        if self.loaded is not None:
+            facts = self.loaded.environment()
+            cores = f", {facts['threads']} threads" * (facts["device"] == "cpu")
+            model, machine = f"{model} in {facts['weights_dtype']}", f"{facts['device_name']}{cores}"
+        else:
+            machine = f"{self.found.engine['engine']} {self.found.engine.get('version') or ''}".strip()
+        first = " ".join(["Does speculative decoding pay?", self.verdict, *(f"{part}." for part in (model, machine))])
+        flags = [f"{row['program']}: {row['argument']}" for row in self.elsewhere()]
+        return "\n".join([first, *(flags or [self.to_do])])
+
+    def words(self) -> list[str]:
+        """The verdict, what to do, and the rest."""
+        found, lines = self.found, [self.verdict, self.to_do]
         if found is None:
             return lines + self.not_compared
-        if self.answer == YES and self.k and found.adapts:
-            lines.append(f"A program whose draft length is fixed should take K = {self.k}.")
         untried = [name for name in self.chosen["drafters"] if name not in self.trials] if self.trials else []
         lines += [f"There was no time to try {', '.join(untried)}."] * bool(untried)
         if self._answer == NO and self._next:
             lines.append(f"{self._next} was faster when the drafters were tried, and there was no time to examine it.")
-        return [*lines, *self.not_compared, *found.advice(), *found.facts(), *found.left_out]
+        rest = [*found.basis(), *self.not_compared, *found.advice(), *found.facts(), *found.left_out]
+        return [*lines, *(line for line in rest if line != self.to_do)]
 
     def elsewhere(self) -> list[dict[str, str]]:
         """The arguments with which other programs do the same, where it pays and they can."""
@@ -274,19 +318,24 @@ class Check(Study):
         shown = super().tables() if self.trials else []
         if self.perplexities:
             shown.append(table("What the weights cost in quality", perplexity.COLUMNS, self.perplexities))
-        if others := self.elsewhere():
-            shown.append(table("In other programs", (("program", "program", ""), ("argument", "argument", "")), others))
         return shown + (tables_of(self.found) if self.found else [])
 
     def drawn(self) -> Mapping[str, Rows]:
         return {"": self.rows(), **{name: getattr(self.found, name) for name in TABLES if self.found}}
 
     def sections(self) -> list[Section | None]:
-        """Until a drafter is examined, those that were tried."""
-        if self.found:
-            return super().sections()
-        rows = self.rows()
-        return [Section(plots=[(self.plots[0][0], rows)], tables=self.tables())] if rows else []
+        """While it runs, the chart alone: of the drafters that were tried, then of the one that is examined."""
+        rows, found = self.drawn(), self.found
+        charts = [(plot, rows.get(plot.part, ())) for plot in (SPEED_UP, *self.plots[1])]
+        if not (found and found.speed_up):
+            charts = charts[1:]
+        first = next((chart for chart in charts if chart[1]), None)
+        if not self._over:
+            return [Section(plots=[first])] if first else []
+        verdict, to_do, *rest = self.words()
+        shown = Section(verdict, [to_do], [first] if first else [], paste=self.paste())
+        others = [chart for chart in charts if chart != first]
+        return [shown, Section("", [*rest], others, self.tables())] if found else [shown]
 
     def rows(self) -> list[dict[str, Any]]:
         """The drafters that were tried, the fastest first."""
@@ -296,9 +345,9 @@ class Check(Study):
 
     def result(self) -> dict[str, Any]:
         found = self.found.as_dict() if self.found else {}
-        own = {"answer": self.answer, "in_short": self.in_short(), "pays": PAYS, "k": self.k}
+        own = {"answer": self.answer, "in_short": self.in_short(), "paste": self.paste(), "pays": PAYS, "k": self.k}
         quality = {"perplexity": self.perplexities} if self.perplexities else {}
         return {**own, "trials": self.rows(), "elsewhere": self.elsewhere(), **quality, **found}
 
     def page(self) -> str:
-        return html_page(self.words(), self.found.measured(), self.tables()) if self.found else ""
+        return html_page(self.words(), self.paste(), self.found.measured(), self.tables()) if self.found else ""

@@ -119,18 +119,27 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The figures that the answer rests on, in a few sentences."""
+        known = self.speed_up is not None and self.often != 0 and not self.pace.busy
+        return " ".join([f"With {self.gain}."] * known + self.basis())
+
+    @property
+    def gain(self) -> str:
+        """The speed-up as the end of a sentence."""
+        who = self.engine.get("drafter", "speculation")
+        return f"{who} it is {formatted(self.speed_up, '.2f')} times as fast"
+
+    def basis(self) -> list[str]:
+        """What the speed-up rests on, or why there is none."""
         if self.pace.busy:
-            return sentence("busy", self)
+            return [sentence("busy", self)]
         if self.often == 0:
-            return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
+            return ["Nothing was drafted: speculation is off, or the drafter found nothing to draft."]
         tokens = f"A round writes {formatted(self.tokens_per_round, '.2f')} tokens"
         if self.speed_up is None:
-            return f"{tokens}; only a baseline shows whether that pays."
-        who, needed = self.engine.get("drafter", "speculation"), self.break_even["tokens_per_round"]
-        lines = [f"With {who} it is {formatted(self.speed_up, '.2f')} times as fast."]
-        lines += [f"{tokens} and needs {needed:.2f} to break even."] * (needed is not None)
-        lines += [f"A speed-up that pays is one of {PAYS:g} or more."] * (self.answer != YES)
-        return " ".join(lines)
+            return [f"{tokens}; only a baseline shows whether that pays."]
+        needed = self.break_even["tokens_per_round"]
+        lines = [f"{tokens} and needs {needed:.2f} to break even."] * (needed is not None)
+        return lines + [f"A speed-up that pays is one of {PAYS:g} or more."] * (self.answer != YES)
 
     def facts(self) -> list[str]:
         """The other figures that are one number each, as sentences."""
@@ -142,8 +151,7 @@ class Diagnosis:
             split = ", ".join(f"{name} {round_[key]:.1f} ms" for name, key in parts if round_[key] is not None)
             lines.append(f"A round takes {round_['ms']:.1f} ms{f': {split}' if split else ''}.")
         if round_["cost"] is not None:
-            cost = formatted(round_["cost"], ".2f")
-            lines.append(f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs {cost} of them.")
+            lines.append(f"One of the baseline takes {round_['baseline_ms']:.1f} ms.")
         if (alpha := self.break_even["alpha"]) is not None:
             lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would break even.")
         return lines
@@ -172,7 +180,7 @@ class Diagnosis:
         if not self.positions and self.often != 0:
             hint = f" Start it with {flags.more_reported} to know." if flags.more_reported else ""
             lines.append(f"What was accepted at each position is unknown.{hint}")
-        lines += self._on_k(name)
+        lines += self.on_k()
         lines += self._on_cost()
         lines += self._on_load(flags.crowd)
         lines += self._on_texts()
@@ -180,7 +188,9 @@ class Diagnosis:
             lines.append(f"There is no baseline: start the same server without speculation ({flags.off}).")
         return lines
 
-    def _on_k(self, engine: str) -> list[str]:
+    def on_k(self) -> list[str]:
+        """Another draft length that should be faster."""
+        engine = str(self.engine["engine"])
         if self.best_k is None or not self.positions or (self.adapts and self.best_k):
             return []
         now, best = len(self.positions), self.best_k
@@ -201,11 +211,7 @@ class Diagnosis:
         if cost is None or tokens is None or self.speed_up is None or self.speed_up.mean >= EVEN[0]:
             return []
         slow = cost.mean > tokens.mean > 1.5  # enough passes
-        cause = "a round takes too long" if slow else "too few guesses pass"
-        return [
-            f"The cause: {cause}. A round takes as long as {cost.mean:.2f} rounds of the baseline and emits "
-            f"{tokens.mean:.2f} tokens."
-        ]
+        return ["The cause: " + ("a round takes too long." if slow else "too few guesses pass.")]
 
     def _on_load(self, flag: str) -> list[str]:
         lines = []

@@ -52,13 +52,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One sentence that concludes, more of them, and what they rest on."""
+    """One sentence that concludes, more of them, and what they rest on; `paste` is for another place."""
 
     verdict: str = ""
     words: Sequence[str] = ()
     plots: Sequence[tuple[Plot, Rows]] = ()
     tables: Sequence[Table] = ()
     title: str = ""
+    paste: str = ""
 
 
 TIMES = Axis("times the target alone", "times")

@@ -18,6 +18,7 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #8886; }
 th:first-child, td:first-child { text-align: left; }
+pre { white-space: pre-wrap; }
 .scroll { overflow-x: auto; }
 """
 _PASSES = (
@@ -73,11 +74,17 @@ TABLES = {  # of the attributes of a `Diagnosis`
 }
 
 BASELINE = 1, "the baseline"
-TIMES, ROUND = Axis("times the baseline", "times"), Axis("tokens per round", ".2f")
-AFTER_PROMPT = "After the prompt. An outlined bar is slower than the baseline."
-OF_KINDS = "In texts of each kind. Whiskers: 95% confidence interval."
-by_kind = partial(Plot, at="kind", part="kinds")
+TIMES = Axis("times the baseline", "times")
 at_once = partial(Plot, at="at_once", x=Axis("requests at once"), part="at_once")
+SPEED_UP = Plot(
+    "Speed-up by kind of prompt",
+    "After the prompt. An outlined bar is slower than the baseline. Whiskers: 95% confidence interval.",
+    {"speed_up": ""},
+    TIMES,
+    "kind",
+    rule=BASELINE,
+    part="kinds",
+)
 PLOTS = (  # of the attributes of a `Diagnosis`
     Plot(
         "What passes at each position",
@@ -88,23 +95,21 @@ PLOTS = (  # of the attributes of a `Diagnosis`
         IN_DRAFT,
         part="positions",
     ),
-    by_kind("By kind of prompt", f"{AFTER_PROMPT} {OF_KINDS}", {"speed_up": ""}, TIMES, rule=BASELINE),
-    by_kind("Tokens per round", OF_KINDS, {"tokens_per_round": ""}, ROUND, rule=(1, "without speculation")),
     at_once(
-        "Several requests at once",
-        "Tokens per second of all requests together, including their prompts and the waiting.",
+        "Tokens per second of requests at once",
+        "Of all together, including their prompts and the waiting.",
         {"tokens_per_second": "with speculation", "alone_tokens_per_second": "the baseline"},
         Axis("tokens/s", ".0f"),
     ),
     at_once(
-        "With speculation",
+        "Speed-up of requests at once",
         "Above the line speculation pays.",
         {"speed_up": "with speculation"},
         TIMES,
         rule=BASELINE,
     ),
     Plot(
-        "Longer prompts",
+        "Speed-up after longer prompts",
         "The same questions, each after a long text of notes.",
         {"speed_up": "speed-up"},
         TIMES,
@@ -120,22 +125,23 @@ def tables_of(found: Diagnosis) -> list[Table]:
     return [table(title, columns, getattr(found, name)) for name, (title, columns) in TABLES.items()]
 
 
-def html_page(words: Sequence[str], measured: Sequence[str], tables: Iterable[Table]) -> str:
+def html_page(words: Sequence[str], paste: str, measured: Sequence[str], tables: Iterable[Table]) -> str:
     """The whole page. Everything is escaped, as what a server calls itself.
 
     Args:
-        words: the answer and the verdict, then what else is said.
+        words: the verdict and what to do, then what else is said.
         measured: what was examined, and how.
     """
-    return "".join(_page(words, measured, tables))
+    return "".join(_page(words, paste, measured, tables))
 
 
-def _page(words: Sequence[str], measured: Sequence[str], tables: Iterable[Table]) -> Iterator[str]:
-    answer, verdict, *others = words
+def _page(words: Sequence[str], paste: str, measured: Sequence[str], tables: Iterable[Table]) -> Iterator[str]:
+    verdict, to_do, *others = words
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>Does speculation pay?</title><style>{STYLE}</style></head><body>"
-    yield f'<h1>Does speculation pay?</h1><p class="verdict">{escape(f"{answer} {verdict}")}</p>'
+    yield f'<h1>Does speculation pay?</h1><p class="verdict">{escape(verdict)}</p>'
+    yield f"<p>{escape(to_do)}</p><pre>{escape(paste)}</pre>"
     for heading, lines in (("What was found", others), ("What was measured", measured)):
         yield f"<h2>{heading}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
     for shown in tables:

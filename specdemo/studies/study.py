@@ -92,6 +92,7 @@ class Study:
         plots: those of each section that the page shows.
         most_tables: of a section.
         concludes: whether the first of its words is the conclusion; else all are alike.
+        has_details: whether the sections after the first are folded; the first has text to paste, and no tables.
         left_out: what is not measured, in a sentence.
     """
 
@@ -107,6 +108,7 @@ class Study:
     plots: Sequence[Sequence[Plot]] = ((),)
     most_tables: ClassVar[int] = 1
     concludes: ClassVar[bool] = True
+    has_details: ClassVar[bool] = False
 
     @classmethod
     def form(cls, servers: bool = True) -> list[Field]:

@@ -324,6 +324,10 @@ def test_sweep(lab: Open) -> None:
 
 def test_check(lab: Open) -> None:
     page, shown = lab("check")
+    race_it = shown.get_by_role("button", name="Race it")
+    expect(race_it).to_be_hidden()
+    fill(page, "check", QUICK["check"])
+    expect(shown.locator(".lab-wait .prose")).to_have_text(telling("10 seconds"))
     measure(page, "check")
     whole, rows = files(page, shown)
     assert "server" not in str(whole["asked"])
@@ -331,12 +335,24 @@ def test_check(lab: Open) -> None:
     tried = {row["drafter"] for row in rows}
     assert tried == {row["drafter"] for row in whole["trials"]} <= set(whole["asked"]["drafters"])
     assert len(whole["kinds"]) == 8
-    assert shown.locator(".lab-section strong").first.inner_text().startswith(whole["answer"].capitalize())
-    assert shown.locator(".lab-section li").first.inner_text() == whole["in_short"]
-    assert len(bars(shown, "By kind of prompt")) == len([row for row in whole["kinds"] if row["speed_up"]])
+    verdict, to_do = (shown.locator(f".lab-section {tag}").first.inner_text() for tag in ("strong", "li"))
+    assert verdict.startswith(whole["answer"].capitalize())
+    assert verdict in whole["paste"]
+    expect(shown.locator(".lab-wait")).to_be_hidden()
+    expect(race_it).to_be_visible()
+    expect(shown.locator(".cm-content")).to_have_text(whole["paste"].replace("\n", ""))
+    assert len(bars(shown, "Speed-up by kind of prompt")) == len([row for row in whole["kinds"] if row["speed_up"]])
+    expect(shown.locator(".lab-figure:visible")).to_have_count(1)
+    shown.get_by_role("button", name="Details").click()
+    expect(figure(shown, "Speed-up of the drafters tried").locator("svg.marks")).to_be_visible()
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     with page.expect_download() as download:
         shown.get_by_text("Download HTML").click()
-    assert whole["in_short"] in unescape(download.value.path().read_text(encoding="utf-8"))
+    page_of_html = unescape(download.value.path().read_text(encoding="utf-8"))
+    assert verdict in page_of_html
+    assert to_do in page_of_html
     assert download.value.suggested_filename == "specdemo-check.html"
 
 

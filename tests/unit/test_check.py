@@ -75,7 +75,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(writers, "PresetWriter", make)
         preset = SimpleNamespace(defaults=SimpleNamespace(drafter="eagle"), draft_model=None)
         usual = {field.name: field.value for field in Check.fields} | {"drafters": list(speeds)}
-        study = Check(SimpleNamespace(preset=preset, weights_dtype=None, weights={}, environment=dict), usual | asked)  # type: ignore[arg-type]
+        machine = {"device": "cpu", "device_name": "Toy CPU", "threads": 2, "weights_dtype": "bfloat16"}
+        loaded = SimpleNamespace(preset=preset, weights_dtype=None, weights={}, environment=lambda: machine)
+        study = Check(loaded, usual | asked)  # type: ignore[arg-type]
         for _ in study.run():
             pass
         return study
@@ -102,7 +104,8 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_the_answer_is_that_of_the_known_speed(checked: Any, speed: float, answer: str) -> None:
     study = checked({"eagle": speed})
     assert study.answer == answer
-    assert study.words()[0] == ANSWERS[answer]
+    assert study.words()[0].startswith(f"{ANSWERS[answer]}:")
+    assert tells(study.words()[0], f"eagle {study.found.speed_up.mean:.2f}")
     assert tells(study.in_short(), f"eagle {study.found.speed_up.mean:.2f}")
     assert study.found.speed_up.mean == pytest.approx(speed, rel=0.02)
     assert study.found.tokens_per_round.mean == pytest.approx(TOKENS)
@@ -168,7 +171,7 @@ def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked
     assert f'"num_speculative_tokens": {study.k}' in arguments["vLLM"]
     json.loads(arguments["vLLM"].split("'")[1])
     assert arguments["SGLang"].endswith(f"--speculative-num-draft-tokens {study.k + 1}")
-    assert tells(study.words()[2], f"fixed K {study.k}.")
+    assert tells(study.words()[1], f"prompt-lookup K = {study.k}")
     page = study.page()
     assert tells(page, "pays")
     assert "prompt_lookup_num_tokens" in page
@@ -176,6 +179,37 @@ def test_what_to_change_elsewhere_names_the_drafter_and_the_draft_length(checked
     assert "someone/small" in dict(elsewhere("draft-model", 3, "someone/small"))["llama.cpp"]
     assert elsewhere("layer-skip", 3) == []
     assert "parallel_drafting" in dict(elsewhere("p-eagle", 3))["vLLM"]
+
+
+def test_the_page_has_the_verdict_what_to_do_one_chart_and_lines_to_paste_then_the_rest(checked: Any) -> None:
+    study = checked({"prompt-lookup": 1.5, "ngram": 1.2})
+    front, details = study.sections()
+    assert [front.verdict, *front.words, *details.words] == study.words()
+    assert len({*study.words()}) == len(study.words())
+    assert [plot.title for plot, _ in front.plots] == ["Speed-up by kind of prompt"]
+    assert (front.tables, details.verdict, details.paste) == ((), "", "")
+    assert all(plot.title not in [table.title for table in details.tables] for plot, _ in details.plots)
+    first, *flags = front.paste.splitlines()
+    assert study.verdict in first
+    assert tells(first, "toy bfloat16. Toy CPU, 2 threads.")
+    assert flags == [f"{row['program']}: {row['argument']}" for row in study.elsewhere()]
+    assert study.result()["paste"] == front.paste
+
+
+def test_while_it_runs_there_is_no_answer_yet(checked: Any) -> None:
+    study = checked({"eagle": 1.5})
+    study._over = False
+    (section,) = study.sections()
+    assert (section.verdict, section.words, section.paste, len(section.plots)) == ("", (), "", 1)
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"), [(0.7, "off: --drafter none."), (PAYS, "more 120 seconds."), (None, "switch --drafter")]
+)
+def test_there_is_one_thing_to_do(checked: Any, speed: float | None, words: str) -> None:
+    study = checked({"eagle": speed})
+    assert tells(study.to_do, words)
+    assert study.paste().splitlines()[1:] == [study.to_do]  # no program needs a flag
 
 
 def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +242,8 @@ def test_what_ends_before_anything_is_examined_is_unclear(checked: Any, monkeypa
     slow_down(monkeypatch, 60)
     study = checked({"eagle": 1.5}, seconds=200)
     assert study.found is None
-    assert study.words()[0] == ANSWERS[UNCLEAR]
-    assert tells(study.words()[1], "Nothing")
+    assert tells(study.words()[0], "Unclear: nothing")
+    assert tells(study.words()[1], "more 200 seconds.")
     assert study.page() == ""
 
 
@@ -259,10 +293,10 @@ def test_the_page_has_room_for_every_table(checked: Any) -> None:
     with gr.Blocks():
         results = Results(Check)
     updates = results.update(drawn(study.sections()))
-    (section,) = results.sections
+    _, section = results.sections
     titles = [updates[table.fold].get("label") for table in section.tables]
     assert titles == [table.title if table.rows else None for table in study.tables()]
-    assert {"What the weights cost in quality", "In other programs", "Every text"} <= {*titles}
+    assert {"What the weights cost in quality", "Drafters tried", "Every text"} <= {*titles}
 
 
 def test_logits_differ_by_the_root_mean_square_and_another_token_may_be_the_likeliest() -> None:

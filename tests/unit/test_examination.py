@@ -136,7 +136,7 @@ class Page(HTMLParser):
 
 def test_the_report_is_one_page_that_needs_nothing_else() -> None:
     _, found = examined(Scripted(DRAFTED, 0.2), Scripted(ALONE, 0.1))
-    text = html_page(["Yes.", found.verdict], found.measured(), tables_of(found))
+    text = html_page(["Yes.", found.verdict], "", found.measured(), tables_of(found))
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "base", "form"} & {*page.tags}
     assert not [value for value in page.values if re.match(r"on|src|href|style|action", value)]

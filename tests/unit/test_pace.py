@@ -125,7 +125,7 @@ def test_a_check_is_unclear(times: list[float], busy: bool) -> None:
         for number, sample in enumerate(examination.samples)
     ]
     found = Diagnosis(examination, environment={"best_passes": {"1 at 1024": BEST}})
-    check = Check(SimpleNamespace(), {"drafters": []})  # type: ignore[arg-type]
+    check = Check(None, {"drafters": []})
     check.found = found
     assert (found.answer == UNCLEAR) == busy
     assert (found.as_dict()["busy"] is not None) == busy

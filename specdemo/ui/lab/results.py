@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -15,6 +16,9 @@ from ...studies.tables import Table
 from .draw import Drawn, Figure
 
 Updates = dict[Any, Any]
+REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
+PASTE: dict[str, Any] = {"label": "To paste", "lines": 1, "wrap_lines": True, "show_line_numbers": False}
+PASTE |= {"interactive": False, "buttons": ["copy"]}
 
 
 def plain(text: str) -> str:
@@ -40,14 +44,18 @@ class _Figure:
 
 
 class _Section:
-    def __init__(self, figures: int, tables: int) -> None:
-        with gr.Column(visible=False, elem_classes="lab-section") as self.column:
+    def __init__(self, figures: int, tables: int, folded: bool = False, pasted: bool = False) -> None:
+        column = partial(gr.Accordion, "Details", open=False) if folded else gr.Column
+        with column(visible=False, elem_classes="lab-section") as self.column:
             self.words = gr.Markdown(latex_delimiters=[])
             with gr.Row(elem_classes="lab-figures"):
                 self.figures = [_Figure() for _ in range(figures)]
+            self.paste = [gr.Code(visible=False, **PASTE) for _ in range(pasted)]
             self.tables = [_Table() for _ in range(tables)]
+        if folded:
+            self.column.expand(None, js=REDRAW)
         shown: list[_Figure | _Table] = [*self.figures, *self.tables]
-        self.parts = [self.column, self.words, *(part for one in shown for part in one.parts)]
+        self.parts = [self.column, self.words, *self.paste, *(part for one in shown for part in one.parts)]
 
     def update(self, drawn: Drawn | None) -> Updates:
         if drawn is None:
@@ -57,6 +65,8 @@ class _Section:
         words += [f"**{plain(section.verdict)}**"] * bool(section.verdict)
         words += ["\n".join(f"- {plain(line)}" for line in section.words)]
         updates: Updates = {self.column: gr.update(visible=True), self.words: "\n\n".join(words)}
+        for part in self.paste:
+            updates[part] = gr.update(value=section.paste, visible=bool(section.paste))
         return updates | _updates(self.figures, figures) | _updates(self.tables, section.tables)
 
 
@@ -85,7 +95,9 @@ class Results:
     """The parts of one study, added to the page that is being built."""
 
     def __init__(self, study: type[Study]) -> None:
-        self.sections = [_Section(len(plots), study.most_tables) for plots in study.plots]
+        first, *others = ((len(plots), study.most_tables) for plots in study.plots)
+        front = _Section(first[0], 0, pasted=True) if study.has_details else _Section(*first)
+        self.sections = [front, *(_Section(*one, folded=study.has_details) for one in others)]
         self.parts = [part for section in self.sections for part in section.parts]
 
     def update(self, sections: Sequence[Drawn | None]) -> Updates:

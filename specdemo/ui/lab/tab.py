@@ -39,7 +39,7 @@ from ..runs import Runs
 from ..serving.line import QUIET
 from ..values import to_json
 from .draw import drawn
-from .results import Results, Updates
+from .results import REDRAW, Results, Updates, plain
 from .run import LabRun, work_of
 
 FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
@@ -49,7 +49,6 @@ LAB: dict[str, tuple[type[Study], ...]] = {
     Lossless.title: (Lossless,),
     "More": (Readers, DraftsAhead),
 }
-REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
 
 def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> list[Any]:
@@ -110,6 +109,11 @@ def _checked(engine: Engine, preset: Any) -> str:
     return f"Model: **{engine.presets[preset].title}**" if preset in engine.presets else ""
 
 
+def _wait(seconds: Any) -> str:
+    """How long a check takes, before there is a result."""
+    return f"Takes about {plain(str(seconds))} seconds once the model is loaded."
+
+
 class StudyTab:
     """One study: its form on the left, on the right what there is to show."""
 
@@ -139,7 +143,7 @@ class StudyTab:
                             )
                             self.stop = gr.Button("Stop", min_width=80, elem_classes="lab-stop")
                         if study is Check:
-                            self.race_it = gr.Button("Race it")
+                            self.race_it = gr.Button("Race it", visible=False)
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
                         script = {"server_functions": [halting(runs)], "study": study.name, "title": study.title}
@@ -147,12 +151,16 @@ class StudyTab:
                     others = [field for field in form if field not in first]
                     self.fields |= _controls(study.name, others, engine, folded=True)
                 with gr.Column(elem_classes="lab-results"):
+                    if study is Check:
+                        self.wait = gr.Markdown(_wait(self.fields["seconds"].value), elem_classes="lab-wait")
+                        at_once = {"preprocess": False, "queue": False, **QUIET}
+                        self.fields["seconds"].input(_wait, self.fields["seconds"], self.wait, **at_once)
+                    self.results = Results(study)
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
                             kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=170)
                             for kind in ("json", "csv", *["html"] * study.has_page)
                         }
-                    self.results = Results(study)
         self.tab.select(None, js=REDRAW)
 
     def wire_run(self, preset: gr.Dropdown, seconds: float) -> None:
@@ -162,6 +170,7 @@ class StudyTab:
         wire_job(self.engine, self.runs, work_of(self.study), self.says, script, self.run, fields, read)
         self.stop.click(None, js=f"() => {script}.stop()")
         shown = [*self.results.parts, self.measured, *self.numbers, self.files, *self.downloads.values()]
+        shown += [self.race_it, self.wait] if self.study is Check else []
         self.says.show(self.show, None, shown, queue=False, trigger_mode="always_last", **QUIET)
 
     @property
@@ -188,6 +197,9 @@ class StudyTab:
         if run.measured:
             updates[self.measured] = run.measured
         updates |= {self.fields[name]: value for name, value in run.values.items()}
+        if self.study is Check:
+            updates |= {self.race_it: gr.update(visible=True)} if run.files else {}
+            updates[self.wait] = gr.update(visible=not run.picture)
         return updates | {self.files: gr.update(visible=bool(run.files))}
 
     # --- drafters: what the preset can use, as far as that is known by now
@@ -232,6 +244,9 @@ class StudyTab:
             return {self.says: message(""), raced: gr.update(**chosen)}
 
         at_once = {"preprocess": False, "queue": False, **QUIET}
+        gr.on(  # a server that is named can be raced before it is checked
+            [part.input for part in servers], lambda: gr.update(visible=True), None, self.race_it, **at_once
+        )
         chose = self.race_it.click(choose, servers, [self.says, raced], **at_once)
         chose.success(None, self.says, None, js="(said) => JSON.parse(said).failed || specdemo.showRace()")
         return servers
