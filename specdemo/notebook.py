@@ -2,7 +2,7 @@
 
     race("List ten fruits.", drafter="ngram", k=4)
 
-In a notebook the texts stream below the cell, and the result shows itself as the page's Replay tab does.
+In a notebook the texts stream below the cell, and the result shows itself as a recording does on the page.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Race:
 
     @property
     def trace(self) -> str:
-        """The trace as JSON lines: the Replay tab opens it, and `race --again` runs it again."""
+        """The trace as JSON lines: Recordings on the page opens it, and `race --again` runs it again."""
         return "".join(write_trace(self.header, self.entries))
 
     def save(self, path: str | Path) -> None:

@@ -1179,6 +1179,7 @@ def test_rejected_guesses_stay_beside_their_correction_and_nothing_moves(
     moving: Open, script: Script, width: int, dark: bool
 ) -> None:
     page = moving(120)
+    page.evaluate("Object.assign(specdemo.race.proof, { hidden: false }).hide(false)")  # as on a new page
     page.set_viewport_size({"width": width, "height": 900})
     if dark:
         page.click(".sd-dark")

@@ -47,7 +47,7 @@ export class Opening {
   constructor(race, data) {
     const { request: { preset, drafter }, facts: { cores, device_name: device }, lanes } = data;
     const about = `A race of ${preset} with ${drafter}, recorded on ${cores} cores of ${device}.`;
-    Object.assign(this, { race, about, scenes: scenes(lanes), figure: new Figure(race.parts.figure), ending: data.end });
+    Object.assign(this, { race, about, scenes: scenes(lanes), figure: new Figure(race.parts.figure), ending: data.end, machine: `${cores} cores of ${device}` });
     race.show.load(data, null);
   }
 

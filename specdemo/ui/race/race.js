@@ -90,6 +90,12 @@ export class Race extends Job {
     this.root.addEventListener("round", ({ detail: at }) => this.openRound(at));
   }
 
+  /** The end of the race that is shown whole, of the page's own or of the recording that it opened with. */
+  get result() {
+    if (this.busy || this.is("opening")) return null;
+    return this.is("opened") ? this.opening.ending : this.show.done ? this.show.end : null;
+  }
+
   /** Step through the round that ends at a time. */
   openRound(at) {
     if (!this.parts.again.hidden) page.showReplay(at);

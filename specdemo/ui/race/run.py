@@ -22,7 +22,7 @@ from .request import shown_request
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
-MOST_BYTES = 48_000_000  # of a race: all that are kept have to share memory, and Replay has to open its trace
+MOST_BYTES = 48_000_000  # of a race: all that are kept have to share memory, and Recordings has to open its trace
 
 
 class RaceRun(Job):

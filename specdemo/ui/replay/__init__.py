@@ -1,1 +1,1 @@
-"""The Replay tab."""
+"""Recordings and traces: what plays them in the place of a race."""

@@ -1,4 +1,4 @@
-"""Makes from a trace what the script of the Replay tab plays.
+"""Makes from a trace what the player of recordings plays.
 
 The trace is a recording that ships, the race that a visitor has just run, or a visitor's file:
 

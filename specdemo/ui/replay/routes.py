@@ -1,4 +1,4 @@
-"""The recordings that ship, and the routes of the Replay tab: a recording is fetched, a trace is posted."""
+"""The recordings that ship, and the routes of their player: a recording is fetched, a trace is posted."""
 
 from __future__ import annotations
 

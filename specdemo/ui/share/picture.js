@@ -3,6 +3,7 @@
 import * as sd from "../assets/page.js";
 import { drawPass, coloursOf } from "../race/strip.js";
 import { isEmitted } from "../race/tree.js";
+import { isLocal } from "../watch/share.js";
 
 const [LEFT, RIGHT] = [56, 1144]; // px of a picture of 1200 x 630
 const SAME = "the same text, word for word";
@@ -35,7 +36,8 @@ export class Picture {
 
   /** Take a race that is over; `machine` says in words where it ran. */
   take(race, machine) {
-    const { request, lanes: known, end } = race.show;
+    const { request, lanes: known } = race.show;
+    const end = race.result;
     const best = Object.entries(end.speed_ups).filter(([name]) => race.lanes[name]);
     const drafted = best.sort(([, a], [, b]) => b - a)[0]?.[0] ?? race.stepped;
     const names = [Object.keys(race.lanes)[0], drafted];
@@ -55,10 +57,11 @@ export class Picture {
       slower: race.parts.ratio.hasAttribute("data-slower"),
       same: end.exactness.mark === "same" && !end.stopped,
       exact: end.exactness.title,
+      prompt: `“${sd.line(request.prompt.trim())}”`,
       facts: [...this.settings(request, race), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
-    const told = [this.ratio && `${sd.times(this.ratio)} ${sd.inAll(this.inAll)}`, this.same ? SAME : this.exact, ...this.facts];
+    const told = [this.ratio && `${sd.times(this.ratio)} ${sd.inAll(this.inAll)}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
     this.canvas.setAttribute("aria-label", `${told.filter(Boolean).join(". ")}.`);
   }
 
@@ -93,6 +96,8 @@ export class Picture {
     brush.fillRect(0, 0, canvas.width, canvas.height);
     const at = this.write("spec", LEFT, 66, { size: 34 });
     this.write("demo", at, 66, { size: 34, weight: 800, colour: "accent" });
+    this.write(this.prompt, FACTS, 66, { size: 26 });
+    if (!isLocal()) this.write(window.location.host + window.location.pathname, LEFT, 616, { size: 20, colour: "soft" });
     this.board(share);
     this.lanes.forEach((lane, place) => this.lane(lane, LANES[place], share * this.length));
     this.text(share);

@@ -8,7 +8,8 @@ import { copyRace, mayFit, openRace, queryOf } from "./links.js";
 import { Picture } from "./picture.js";
 
 const FLASH_MS = 1500;
-const OF_A_RACE = ["card", "film", "saved", "trace", "raced"]; // buttons
+const PICTURES = ["picture", "card", "film"]; // of every race; the rest needs what the server keeps of an own one
+const KEPT = ["saved", "trace", "raced"];
 const GONE = "This race is no longer kept. Run it again to save it.";
 
 class Share {
@@ -40,14 +41,15 @@ class Share {
   open() {
     const { race } = page;
     const events = Object.values(race.show.lanes).flatMap(({ events }) => events);
-    const over = race.show.done && Boolean(race.traceRun) && !race.busy;
+    const [over, recorded] = [Boolean(race.result), race.is("opened")];
     this.parts.none.hidden = over;
     this.parts.said.textContent = "";
-    for (const name of ["picture", ...OF_A_RACE]) this.parts[name].hidden = !over;
+    for (const name of PICTURES) this.parts[name].hidden = !over;
+    for (const name of KEPT) this.parts[name].hidden = !over || recorded;
     if (over) {
-      this.parts.raced.hidden = !mayFit(events.length);
+      this.parts.raced.hidden ||= !mayFit(events.length);
       this.parts.film.hidden = !this.filmed;
-      this.picture.take(race, this.machine);
+      this.picture.take(race, recorded ? race.opening.machine : this.machine);
       this.picture.draw();
     }
     openDialog(this.dialog);

@@ -22,6 +22,7 @@ export const showSharing = () =>
       page.race.parts.watch.toggleAttribute("data-on", Boolean(shares));
       if (!shares) return;
       Object.assign(parts.link, { href: shares.link, textContent: shares.link });
+      parts.picture.hidden = isLocal(); // nobody else reaches it
       parts.picture.src = shares.picture;
     };
     const share = async () => {
