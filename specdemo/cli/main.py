@@ -19,7 +19,7 @@ from ..decoding.events import Finished, emitted_tokens
 from ..errors import BadInput
 from ..formats import byte_size, formatted
 from ..models.presets import load_presets
-from ..racing.memory import MemoryFile, remembering
+from ..racing.remembered import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
 from ..tokens import TokenKind

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from ..errors import BadInput
 from ..formats import reason
 from ..models.presets import Preset
-from ..racing.memory import MemoryFile
+from ..racing.remembered import MemoryFile
 from ..racing.request import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
 from ..settings import SETTINGS, Field, Settings, read_k
 from ..studies.prompts import read_prompts

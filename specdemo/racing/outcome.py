@@ -9,13 +9,13 @@ from typing import Any
 from ..decoding.events import emitted_tokens
 from ..settings import Settings
 from ..tokens import FloatIfKnown
+from .bandwidth import NOWHERE, memory_rate_of, memory_share
 from .compare import Comparison, Texts, first_to_part, tokens_of, worst
 from .figures import MUCH, LaneFigures, ReaderFigures
 from .pace import Pace
 from .request import PLAIN, SPECULATIVE, DraftedLane
 from .trace import Entry
 from .verdict import LaneVerdict
-from .weights import NOWHERE, memory_rate_of, memory_share
 from .words import sentence
 
 RACE = "verdicts", "speed_up", "speed_up_in_all", "busy", "sentence", "comparison"

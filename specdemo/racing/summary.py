@@ -16,16 +16,16 @@ from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
 from ..settings import Settings
 from ..tokens import FinishReason
+from .bandwidth import weight_bytes
 from .compare import exact_rows
 from .figures import LaneFigures
 from .lanes import LaneText
-from .memory import remembered_by
 from .outcome import Outcome
 from .outcome import report as report_of
 from .pace import best_passes, remember
+from .remembered import remembered_by
 from .request import PLAIN, SPECULATIVE, DraftedLane, Request
 from .trace import Entry
-from .weights import weight_bytes
 from .words import sentence
 
 # The share of first guesses of a published head that pass. Its authors report 0.65 to 0.85 (EAGLE-3 for Llama-3.1-8B:

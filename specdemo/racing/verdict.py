@@ -14,11 +14,11 @@ from typing import Any
 
 from ..drafters.names import DRAFTERS, PARALLEL
 from ..tokens import FloatIfKnown, IntIfKnown
+from .bandwidth import ENOUGH, bytes_of, memory_share
 from .compare import OWN_DRAFTER, Comparison, exact_rows
 from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speed_up_in_all, speeds_by_k
 from .pace import NO_PACE, Pace
 from .request import DraftedLane
-from .weights import ENOUGH, bytes_of, memory_share
 from .words import sentence, sentences
 
 BETTER = 1.05  # another K is advised if the figures say that it is this many times as fast

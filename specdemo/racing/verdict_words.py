@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .bandwidth import experts_counted
 from .figures import EVEN, MUCH
-from .weights import experts_counted
 
 Words = str | Callable[[Any], str]
 Row = Words | tuple[Callable[[Any], Any], Words]

@@ -16,8 +16,8 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from ..racing.bandwidth import NOWHERE
 from ..racing.pace import best_passes, remember
-from ..racing.weights import NOWHERE
 from ..servers.flags import FLAGS, elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule

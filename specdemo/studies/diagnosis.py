@@ -9,10 +9,10 @@ from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from ..formats import formatted
+from ..racing.bandwidth import NOWHERE
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..racing.pace import Pace
-from ..racing.weights import NOWHERE
 from ..racing.words import sentence
 from ..servers.flags import FLAGS, k_flag
 from ..settings import AUTO

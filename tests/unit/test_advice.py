@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.engines.memory_rate import memory_rate
+from specdemo.racing.bandwidth import memory_share, weight_bytes
 from specdemo.racing.compare import Comparison
 from specdemo.racing.figures import alpha_for, speed_up
 from specdemo.racing.outcome import Outcome
@@ -21,7 +22,6 @@ from specdemo.racing.race import race
 from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.summary import summary
 from specdemo.racing.verdict import LaneVerdict, noise
-from specdemo.racing.weights import memory_share, weight_bytes
 from specdemo.racing.words import sentence, sentences
 from specdemo.settings import AUTO, Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind

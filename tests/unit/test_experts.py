@@ -25,9 +25,9 @@ from specdemo.engines.quantized import widened
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.weights import StoredWeights
+from specdemo.racing.bandwidth import bytes_of, experts_counted, experts_read
 from specdemo.racing.race import decoding_of, rule_for, start
 from specdemo.racing.verdict import LaneVerdict
-from specdemo.racing.weights import bytes_of, experts_counted, experts_read
 from specdemo.settings import Settings
 from specdemo.system.hardware import UNQUANTIZED
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from specdemo.decoding.events import Prefilled
 from specdemo.decoding.parts import DrafterParts
 from specdemo.errors import BadInput
-from specdemo.racing import memory as memories
+from specdemo.racing import remembered as memories
 from specdemo.racing.again import request_again
-from specdemo.racing.memory import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering
+from specdemo.racing.remembered import MOST_REMEMBERED, Memory, MemoryFile, memory_note, remembered_by, remembering
 from specdemo.racing.request import DraftedLane, Request
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry

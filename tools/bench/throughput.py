@@ -20,8 +20,8 @@ from specdemo.errors import BadInput
 from specdemo.models.loaded import Loaded
 from specdemo.racing.figures import LaneFigures, counts_by_place
 from specdemo.racing.lanes import write_in_turn
-from specdemo.racing.memory import Memory, remembering
 from specdemo.racing.race import check_fits, start
+from specdemo.racing.remembered import Memory, remembering
 from specdemo.settings import MATCH, Settings
 from specdemo.studies.grid import rotation
 from specdemo.studies.prompts import Prompt

@@ -10,11 +10,11 @@ from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
 from ...drafters.names import DRAFTERS
-from ...racing.memory import Memory, memory_note, remembering
+from ...racing.bandwidth import MEASURED
 from ...racing.outcome import Outcome
+from ...racing.remembered import Memory, memory_note, remembering
 from ...racing.request import Request, fitted
 from ...racing.trace import Entry, write_trace
-from ...racing.weights import MEASURED
 from ..engine import Engine, ProgressNote, has_every_core
 from ..jobs import RACE, Job
 from .messages import Lanes

@@ -24,8 +24,8 @@ from ...decoding.acceptance import parents_of, path_of
 from ...decoding.events import Round
 from ...errors import BadInput
 from ...racing.figures import LaneFigures
-from ...racing.memory import memory_note
 from ...racing.outcome import Outcome
+from ...racing.remembered import memory_note
 from ...racing.request import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
 from ..race.messages import BatchFigures, event_of, live_figures
