@@ -10,7 +10,7 @@ import { Proof } from "./proof.js";
 import { PACE, PACES, Show } from "./show.js";
 import { scaleOf } from "./strip.js";
 import { tooltips } from "./tooltip.js";
-import { Wall, readersOf } from "./wall.js";
+import { Wall, draftedLanes, readersOf } from "./wall.js";
 
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
@@ -24,15 +24,7 @@ const SPEED_UPS = [
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** What is wrong with a request stands beside the form. */
-const problem = (sentence) => sd.put(document.querySelector("#problem p"), sentence);
-
-/** The names of the drafted lanes that are asked for, see asked.py, and their titles. A recording names its `lanes`. */
-const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
-  if (lanes?.length > 2) return lanes.slice(1).map((name) => [name, name]);
-  const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
-  if (!more.length || lanes) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
-  return [{ drafter, ...settings }, ...more].map((lane) => [`${lane.drafter}:${lane.tree ? "tree-" : ""}${lane.k}`, `${lane.drafter}, ${sd.draftSize(lane)}`]);
-};
+const problem = (sentence) => sd.put(document.querySelector("#problem p") ?? {}, sentence); // watchers have no form
 
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
 export class Race extends Job {

@@ -2,7 +2,15 @@
 import * as sd from "../assets/page.js";
 import { Strip } from "./strip.js";
 
-/** What is asked of several readers, see asked.py: the lanes [name, title] and the titles of the blocks. */
+/** The names of the drafted lanes that are asked for, see request.py, and their titles. A recording names its `lanes`. */
+export const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
+  if (lanes?.length > 2) return lanes.slice(1).map((name) => [name, name]);
+  const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
+  if (!more.length || lanes) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
+  return [{ drafter, ...settings }, ...more].map((lane) => [`${lane.drafter}:${lane.tree ? "tree-" : ""}${lane.k}`, `${lane.drafter}, ${sd.draftSize(lane)}`]);
+};
+
+/** What is asked of several readers, see request.py: the lanes [name, title] and the titles of the blocks. */
 export const readersOf = ({ drafter, prompt, others }) => {
   const prompts = [prompt, ...others].map((text, at) => `${at + 1}. ${sd.line(text.trim())}`);
   const lanes = ["alone", drafter].flatMap((who) => prompts.map((title, at) => [`${who} ${at + 1}`, title]));

@@ -24,7 +24,7 @@ IMPORT = re.compile(r'(?<= from ")\.\.?/[^"]+(?=";)')
 
 
 def saved_page(replay: str) -> str:
-    """The file for what the player of recordings plays, see `playable`. It is packed, so no text can be read as HTML."""
+    """The file for what the player of recordings plays, see `playable`. It is packed, so no text is read as HTML."""
     race = b64encode(gzip.compress(replay.encode(), mtime=0)).decode()
     return PAGE.substitute(styles=_styles(), imports=_imports(), race=race)
 
