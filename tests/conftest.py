@@ -78,7 +78,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @pytest.fixture(autouse=True)
 def never_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a race in a test says does not depend on the load of the machine, nor on other races; see `test_pace`."""
-    monkeypatch.setattr("specdemo.racing.pace.FEW_PASSES", 10**9)
+    monkeypatch.setattr("specdemo.racing.busy.FEW_PASSES", 10**9)
 
 
 def pytest_collection_finish() -> None:

@@ -10,9 +10,9 @@ from ..decoding.events import emitted_tokens
 from ..settings import Settings
 from ..tokens import FloatIfKnown
 from .bandwidth import NOWHERE, memory_rate_of, memory_share
+from .busy import Pace
 from .compare import Comparison, Texts, first_to_part, tokens_of, worst
 from .figures import MUCH, LaneFigures, ReaderFigures
-from .pace import Pace
 from .request import PLAIN, SPECULATIVE, DraftedLane
 from .trace import Entry
 from .verdict import LaneVerdict

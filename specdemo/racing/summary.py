@@ -17,12 +17,12 @@ from ..models.loaded import Loaded
 from ..settings import Settings
 from ..tokens import FinishReason
 from .bandwidth import weight_bytes
+from .busy import best_passes, remember
 from .compare import exact_rows
 from .figures import LaneFigures
 from .lanes import LaneText
 from .outcome import Outcome
 from .outcome import report as report_of
-from .pace import best_passes, remember
 from .remembered import remembered_by
 from .request import PLAIN, SPECULATIVE, DraftedLane, Request
 from .trace import Entry

@@ -15,9 +15,9 @@ from typing import Any
 from ..drafters.names import DRAFTERS, PARALLEL
 from ..tokens import FloatIfKnown, IntIfKnown
 from .bandwidth import ENOUGH, bytes_of, memory_share
+from .busy import NO_PACE, Pace
 from .compare import OWN_DRAFTER, Comparison, exact_rows
 from .figures import EVEN, MUCH, LaneFigures, alpha_for, ratio_of_speeds, speed_up, speed_up_in_all, speeds_by_k
-from .pace import NO_PACE, Pace
 from .request import DraftedLane
 from .words import sentence, sentences
 

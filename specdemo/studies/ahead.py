@@ -15,8 +15,9 @@ from ..formats import formatted
 from ..settings import COMMAND, FORM, MAX_AHEAD, MAX_K, Field
 from ..system.imports import LazyModule
 from .grid import ALONE as NONE
-from .grid import Figures, Grid, Row, Runs, average, mean, rate, summarise, with_speedups
+from .grid import Grid
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, k_field, temperature_field
+from .summaries import Figures, Row, Runs, average, mean, rate, summarise, with_speedups
 
 if TYPE_CHECKING:
     from ..decoding import batch

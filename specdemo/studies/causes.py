@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..errors import BadInput
 from ..settings import Field
 from ..system.imports import LazyModule
-from .grid import ACCEPTANCE_RATE, TOKENS_PER_ROUND, Figures, Grid, Row, parts, summarise
+from .grid import Grid
 from .perplexity import loaded_as
 from .plots import OVER_TEXTS, passing
 from .prompts import Prompt
 from .statistics import Parts, rates_differ
 from .study import DRAFTER, EXAMPLE, RULE, SEED, k_field, server_field, some_of_each, with_notes
+from .summaries import ACCEPTANCE_RATE, TOKENS_PER_ROUND, Figures, Row, parts, summarise
 from .tables import Rows, group_by
 
 if TYPE_CHECKING:

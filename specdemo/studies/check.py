@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
 from ..racing.bandwidth import NOWHERE
-from ..racing.pace import best_passes, remember
+from ..racing.busy import best_passes, remember
 from ..servers.flags import FLAGS, elsewhere
 from ..settings import AUTO, Field, Settings
 from ..system.imports import LazyModule
 from .diagnosis import NO, PAYS, UNCLEAR, YES, Diagnosis
-from .grid import Figures, Row, average, share, summarise
 from .plots import ALONE, TIMES, Plot, Section
 from .report import PLOTS, SPEED_UP, TABLES, html_page, tables_of
 from .study import DRAFTERS, EXAMPLE, Study, server_field, some_of_each
+from .summaries import Figures, Row, average, share, summarise
 from .tables import Rows, Table, table
 
 if TYPE_CHECKING:
@@ -269,6 +269,11 @@ class Check(Study):
             return "Check again while nothing else runs on this machine."
         if found and (found.baseline is None or found.often == 0):
             return found.advice()[-1 if found.often else 0]
+        if found and found.speed_up and (fewer := self._fewer_bytes) > found.speed_up.mean:
+            return (
+                f"Check again with the weights as the file stores them, --weights stored: a pass reads {fewer:.1f} "
+                "times fewer bytes, which can be worth more than a drafter."
+            )
         if self.answer == UNCLEAR or found is None:
             return f"Check again with more than {seconds} seconds."
         flags, served = FLAGS[str(found.engine["engine"])], not self.trials
@@ -279,12 +284,21 @@ class Check(Study):
         fixed = f", and K = {self.k} where the draft length is fixed" * bool(self.k and found.adapts)
         return f"Draft with {self.examined[-1]}{fixed}."
 
+    @property
+    def _fewer_bytes(self) -> float:
+        """How many times fewer bytes a pass on a CPU reads if the weights stay as a GGUF file has them; else 0."""
+        facts = self.loaded.environment() if self.trials else {}
+        if facts.get("device") != "cpu" or perplexity.is_quantized(self.loaded):
+            return 0
+        size = getattr(getattr(self.loaded.preset, "target", None), "size", 0)  # of other sources it is not known
+        return facts["bytes_per_pass"] / size if size else 0
+
     def paste(self) -> str:
         """The result for another place: a line with the answer, the model and the machine, then the flags."""
         if self.found is None:
             return ""
         model, machine = str(self.found.engine.get("model", "")), ""
-        if self.loaded is not None:
+        if self.trials:
             facts = self.loaded.environment()
             cores = f", {facts['threads']} threads" * (facts["device"] == "cpu")
             model, machine = f"{model} in {facts['weights_dtype']}", f"{facts['device_name']}{cores}"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..formats import formatted
 from ..racing.bandwidth import NOWHERE
+from ..racing.busy import Pace
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
-from ..racing.pace import Pace
 from ..racing.words import sentence
 from ..servers.flags import FLAGS, k_flag
 from ..settings import AUTO
-from .grid import (
+from .summaries import (
     ACCEPTANCE_RATE,
     TOKENS_PER_ROUND,
     Figures,

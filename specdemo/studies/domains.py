@@ -14,10 +14,11 @@ from ..errors import BadInput
 from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..settings import COMMAND, Field
 from ..tokens import DraftOutcome
-from .grid import ACCEPTANCE_RATE, Figures, Grid, Row, Runs, parts, share, summarise, total
+from .grid import Grid
 from .plots import OVER_TEXTS, passing
 from .statistics import rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, k_field, prompt_fields, temperature_field
+from .summaries import ACCEPTANCE_RATE, Figures, Row, Runs, parts, share, summarise, total
 from .tables import Rows, group_by
 
 if TYPE_CHECKING:

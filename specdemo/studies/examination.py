@@ -16,9 +16,9 @@ from ..racing.compare import Comparison, compared
 from ..racing.figures import ratio_of_speeds
 from ..settings import Settings
 from ..system.progress import Stopped, attended, check_stopped
-from .grid import Row
 from .prompts import Prompt
 from .study import LONG_PROMPTS, some_of_each, with_notes
+from .summaries import Row
 from .writers import Text, Writer
 
 LEAST_TEXTS = 4  # at each number of requests at once

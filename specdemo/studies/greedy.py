@@ -22,9 +22,9 @@ from ..servers.llamacpp import LlamaCpp
 from ..servers.race import gap
 from ..settings import Settings
 from ..tokens import Token, TokenKind
-from .grid import Figures, Row, Runs, summarise, total
 from .prompts import Prompt
 from .statistics import POWER
+from .summaries import Figures, Row, Runs, summarise, total
 
 TRANSFORMERS = "transformers"
 FIGURES: Figures = {"texts": len, "same": total("identical"), "ties": total(lambda check: bool(check["near_tie"]))}

@@ -13,7 +13,6 @@ from ..errors import BadInput
 from ..racing.compare import is_comparable
 from ..settings import COMMAND, FORM, SETTINGS, Field, Settings
 from ..system.imports import LazyModule
-from .grid import Row, summarise
 from .plots import Axis, Plot, Section
 from .prompts import Prompt
 from .statistics import CONFIDENCE, special
@@ -31,6 +30,7 @@ from .study import (
     k_field,
     temperature_field,
 )
+from .summaries import Row, summarise
 from .tables import table
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp
 from ..servers.llamacpp_process import can_start, started
 from ..system.imports import LazyModule
-from .grid import Figure, Figures, Row, Runs, rate, share, summarise, total
 from .prompts import readable
 from .statistics import Spread
 from .study import some_of_each
+from .summaries import Figure, Figures, Row, Runs, rate, share, summarise, total
 
 if TYPE_CHECKING:
     import torch

@@ -16,11 +16,12 @@ from ..settings import COMMAND, MAX_K, Field, Settings
 from ..system.imports import LazyModule
 from ..system.progress import check_stopped
 from . import theory
-from .grid import Figure, Figures, Grid, Row, Runs, average, summarise, values
+from .grid import Grid
 from .plots import Axis, Plot
 from .prompts import Prompt
 from .study import DRAFTERS as SEVERAL
 from .study import NEW_TOKENS, PROMPT, k_field
+from .summaries import Figure, Figures, Row, Runs, average, summarise, values
 from .tables import Rows, Table, group_by, table
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from ..errors import BadInput
 from ..formats import formatted
 from ..settings import AUTO, COMMAND, FORM, SETTINGS, Field, read_k
 from ..system.imports import LazyModule
-from .grid import ALONE, Figures, Grid, Row, Runs, mean, share, with_speedups
+from .grid import ALONE, Grid
 from .plots import ALONE as TARGET_ALONE
 from .plots import TIMES, Axis, Plot
 from .statistics import Spread
 from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, temperature_field
+from .summaries import Figures, Row, Runs, mean, share, with_speedups
 from .tables import Rows
 
 if TYPE_CHECKING:

@@ -14,25 +14,12 @@ from ..racing.figures import LaneFigures, ratio_of_speeds
 from ..racing.request import PLAIN, SPECULATIVE
 from ..settings import COMMAND, FORM, MAX_K, Field
 from ..system.imports import LazyModule
-from .grid import (
-    ACCEPTANCE_RATE,
-    ALONE,
-    DRAFT_EFFICIENCY,
-    TOKENS_PER_ROUND,
-    Figures,
-    Grid,
-    Row,
-    Runs,
-    by_unit,
-    figures_of,
-    mean,
-    rotation,
-    summarise,
-)
+from .grid import ALONE, Grid, figures_of, rotation
 from .plots import ALONE as TARGET_ALONE
 from .plots import DRAFT_LENGTH, TIMES, Axis, Plot
 from .statistics import best_of, geometric_mean, log_means
 from .study import DRAFTERS, NEW_TOKENS, RULE, TEMPERATURES, prompt_fields
+from .summaries import ACCEPTANCE_RATE, DRAFT_EFFICIENCY, TOKENS_PER_ROUND, Figures, Row, Runs, by_unit, mean, summarise
 from .tables import Rows, group_by
 
 if TYPE_CHECKING:

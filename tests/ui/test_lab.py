@@ -327,7 +327,7 @@ def test_check(lab: Open) -> None:
     race_it = shown.get_by_role("button", name="Race it")
     expect(race_it).to_be_hidden()
     fill(page, "check", QUICK["check"])
-    expect(shown.locator(".lab-wait .prose")).to_have_text(telling("10 seconds"))
+    expect(shown.locator(".lab-wait[data-testid=markdown]")).to_have_text(telling("10 seconds"))
     measure(page, "check")
     whole, rows = files(page, shown)
     assert "server" not in str(whole["asked"])
@@ -338,7 +338,7 @@ def test_check(lab: Open) -> None:
     verdict, to_do = (shown.locator(f".lab-section {tag}").first.inner_text() for tag in ("strong", "li"))
     assert verdict.startswith(whole["answer"].capitalize())
     assert verdict in whole["paste"]
-    expect(shown.locator(".lab-wait")).to_be_hidden()
+    expect(shown.locator(".lab-wait[data-testid=markdown]")).to_be_hidden()
     expect(race_it).to_be_visible()
     expect(shown.locator(".cm-content")).to_have_text(whole["paste"].replace("\n", ""))
     assert len(bars(shown, "Speed-up by kind of prompt")) == len([row for row in whole["kinds"] if row["speed_up"]])

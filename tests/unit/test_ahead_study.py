@@ -22,7 +22,7 @@ from specdemo.studies.ahead import (
     seconds_side_by_side,
     times_of,
 )
-from specdemo.studies.grid import Row
+from specdemo.studies.summaries import Row
 from specdemo.tokens import Ahead
 
 from ..sentences import tells

@@ -21,9 +21,9 @@ from specdemo.servers.flags import elsewhere
 from specdemo.settings import AUTO, Settings
 from specdemo.studies import perplexity, writers
 from specdemo.studies.check import ANSWERS, NO, PAYS, TRIAL_EACH, UNCLEAR, YES, Check
-from specdemo.studies.grid import Row
 from specdemo.studies.perplexity import difference, logits_of, loss_of, rows_of
 from specdemo.studies.study import some_of_each
+from specdemo.studies.summaries import Row
 from specdemo.studies.writers import Text
 from specdemo.ui.lab.draw import drawn
 from specdemo.ui.lab.results import Results
@@ -75,7 +75,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(writers, "PresetWriter", make)
         preset = SimpleNamespace(defaults=SimpleNamespace(drafter="eagle"), draft_model=None)
         usual = {field.name: field.value for field in Check.fields} | {"drafters": list(speeds)}
-        machine = {"device": "cpu", "device_name": "Toy CPU", "threads": 2, "weights_dtype": "bfloat16"}
+        machine = {
+            "device": "cpu",
+            "device_name": "Toy CPU",
+            "threads": 2,
+            "bytes_per_pass": 300,
+            "weights_dtype": "bfloat16",
+        }
         loaded = SimpleNamespace(preset=preset, weights_dtype=None, weights={}, environment=lambda: machine)
         study = Check(loaded, usual | asked)  # type: ignore[arg-type]
         for _ in study.run():
@@ -210,6 +216,14 @@ def test_there_is_one_thing_to_do(checked: Any, speed: float | None, words: str)
     study = checked({"eagle": speed})
     assert tells(study.to_do, words)
     assert study.paste().splitlines()[1:] == [study.to_do]  # no program needs a flag
+
+
+def test_smaller_weights_are_the_thing_to_do_where_they_can_be_worth_more(checked: Any) -> None:
+    study = checked({"eagle": 1.5})
+    study.loaded.preset.target = SimpleNamespace(size=100)
+    assert tells(study.to_do, "--weights stored: 3.0")
+    study.loaded.preset.target.size = 250
+    assert not tells(study.to_do, "stored")
 
 
 def test_trials_end_in_time_and_what_was_not_tried_is_said(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:

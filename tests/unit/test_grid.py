@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from specdemo.errors import BadInput
-from specdemo.studies.grid import Grid, Row, average, mean, rate, share, summarise, total, with_speedups
+from specdemo.studies.grid import Grid
+from specdemo.studies.summaries import Row, average, mean, rate, share, summarise, total, with_speedups
 
 from ..sentences import refuses
 

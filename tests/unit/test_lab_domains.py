@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.studies.domains import CATEGORY, POSITION, counts_of, in_words, rows_of
-from specdemo.studies.grid import Row, Runs
+from specdemo.studies.summaries import Row, Runs
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
 from ..sentences import gist, tells

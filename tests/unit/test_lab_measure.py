@@ -15,10 +15,11 @@ from specdemo.drafters.names import DRAFTERS
 from specdemo.errors import BadInput
 from specdemo.studies import theory
 from specdemo.studies.domains import CATEGORY, Domains
-from specdemo.studies.grid import OF_TEXT, Row, values
+from specdemo.studies.grid import OF_TEXT
 from specdemo.studies.profile import Profile, _timed_drafts, costs, in_words, parts_of
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
+from specdemo.studies.summaries import Row, values
 from specdemo.studies.sweep import Sweep, best_k
 from specdemo.studies.tables import write_csv, write_json
 from specdemo.tokens import DraftedToken, DraftOutcome

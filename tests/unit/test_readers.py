@@ -11,8 +11,8 @@ import pytest
 
 from specdemo.decoding.adaptive_k import best_length
 from specdemo.drafters.ngram import Ngram
-from specdemo.studies.grid import Row
 from specdemo.studies.readers import Readers, in_words
+from specdemo.studies.summaries import Row
 from specdemo.tokens import DraftOutcome
 from tests.harness.classes import CostModel, DraftLengthController
 

@@ -13,7 +13,7 @@ import pytest
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.decoding.parts import DrafterParts
 from specdemo.settings import Settings
-from specdemo.studies.grid import WARM_UP, Row
+from specdemo.studies.grid import WARM_UP
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import (
     FEWEST,
@@ -25,6 +25,7 @@ from specdemo.studies.statistics import (
     pooled_rate,
     rates_differ,
 )
+from specdemo.studies.summaries import Row
 from specdemo.studies.sweep import Sweep, best_k
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.events import Round
-from specdemo.racing import pace, words
+from specdemo.racing import words
+from specdemo.racing.busy import Pace
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, Texts
 from specdemo.racing.explained import Guess, RoundFacts
 from specdemo.racing.figures import LaneFigures, ReaderFigures
 from specdemo.racing.outcome import Outcome
-from specdemo.racing.pace import Pace
 from specdemo.racing.request import DraftedLane
 from specdemo.racing.summary import Ending, FirstGuesses
 from specdemo.racing.verdict import LaneVerdict
@@ -159,7 +159,7 @@ def test_every_row_is_said_of_some_facts(monkeypatch: pytest.MonkeyPatch) -> Non
         return filled(row, facts)
 
     monkeypatch.setattr(words, "_filled", noted)
-    monkeypatch.setattr(pace, "FEW_PASSES", 16)
+    monkeypatch.setattr(busy, "FEW_PASSES", 16)
     for slot, cases in CASES.items():
         for facts in cases():
             if slot not in SHORT or facts.is_long:

@@ -21,9 +21,9 @@ from specdemo.racing.figures import tokens_per_second
 from specdemo.racing.provenance import provenance
 from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.settings import AUTO, MATCH
-from specdemo.studies.grid import Figures, Row, Runs, by_unit, mean, share, summarise, total
 from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import geometric_mean, log_means
+from specdemo.studies.summaries import Figures, Row, Runs, by_unit, mean, share, summarise, total
 from specdemo.studies.tables import group_by
 
 from .cases import HF, LLAMA, OURS, TREE

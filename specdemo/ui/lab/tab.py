@@ -245,7 +245,7 @@ class StudyTab:
 
         at_once = {"preprocess": False, "queue": False, **QUIET}
         gr.on(  # a server that is named can be raced before it is checked
-            [part.input for part in servers], lambda: gr.update(visible=True), None, self.race_it, **at_once
+            [part.change for part in servers], lambda: gr.update(visible=True), None, self.race_it, **at_once
         )
         chose = self.race_it.click(choose, servers, [self.says, raced], **at_once)
         chose.success(None, self.says, None, js="(said) => JSON.parse(said).failed || specdemo.showRace()")

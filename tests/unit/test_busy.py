@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specdemo.cli.main import table
+from specdemo.racing.busy import BUSY, FEW_PASSES, FORGET, Pace, best_passes, remember
 from specdemo.racing.figures import LaneFigures
 from specdemo.racing.outcome import Outcome
-from specdemo.racing.pace import BUSY, FEW_PASSES, FORGET, Pace, best_passes, remember
 from specdemo.racing.request import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.trace import Entry
 from specdemo.racing.verdict import LaneVerdict
