@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.events import Round
-from specdemo.racing import words
+from specdemo.racing import busy, words
 from specdemo.racing.busy import Pace
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, Texts
 from specdemo.racing.explained import Guess, RoundFacts
