@@ -202,7 +202,8 @@ def test_an_exact_tie_is_told_as_one():
     figures = LaneFigures().as_dict()
     comparison = {"identical": False, "first_difference": 4, "margin": 0.0}
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
-    verdicts = {"speculative": {"speed_up": None, "speed_up_in_all": None, "sentence": "So.", "comparison": comparison}}
+    found = {"speed_up": None, "speed_up_in_all": None, "busy": None, "sentence": "So.", "comparison": comparison}
+    verdicts = {"speculative": found}
     shown = cli.table({**lanes, "verdicts": verdicts, "comparison": comparison, "sentence": "So."}, "ngram")
     assert tells(shown, "5 0.0000")
 
