@@ -204,7 +204,12 @@ def choose(page: Page, view: str) -> Locator:
     for group, studies in {} if front else LAB.items():
         if STUDIES[view] in studies:
             open_tab(page, group)
-    open_tab(page, STUDIES[view].title)
+    tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
+    page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
+    if not tab.is_visible():
+        page.locator("#lab .overflow-menu > button:visible").last.click()
+        tab = page.locator("#lab .overflow-dropdown button", has_text=STUDIES[view].title)
+    tab.click()
     shown = page.locator(f"#lab-{view}")
     shown.locator(".lab-run").wait_for()
     page.wait_for_timeout(250)  # what Gradio has put there it fills in a moment later

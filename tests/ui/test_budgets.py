@@ -46,7 +46,7 @@ from tests.harness.ui_classes import Runs
 from ..fakes.engine import PRESETS, Script, stand_in
 from ..fakes.study import Endless
 from ..sentences import gist, refuses, telling, tells
-from .browser import run, served, settings, tokens_shown
+from .browser import choose, run, served, settings, tokens_shown
 from .conftest import Visit
 from .test_jobs import slow_engine
 
@@ -169,17 +169,16 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
         settings(page)
         expect(page.locator("#max-new-tokens")).to_contain_text(telling("1 40."))
         run(page, until="failed")
-        expect(page.locator(".sd-sentence").first).to_contain_text(telling("max 1 40 41"))
+        expect(page.locator("#problem")).to_contain_text(telling("max 1 40 41"))
         assert not script.races
         script.pace = 0.1
         page.fill("#max-new-tokens input", "40")
         run(page)
-        expect(page.locator(".sd-sentence").first).to_contain_text(telling("1 take"))
+        expect(page.locator("#race [data-part=told]")).to_contain_text(telling("1 take"))
         expect(page.locator(".sd-badge").first).to_contain_text(telling("Same 1 stopped"))
         expect(page.locator(".sd-again").first).to_be_visible()
         assert 2 < len(tokens_shown(page, PLAIN)) < 20
-        page.get_by_role("tab", name="Lab").click()
-        page.get_by_role("tab", name=STUDIES["domains"].title, exact=True).click()
+        choose(page, "domains")
         lab = page.locator("#lab-domains")
         lab.locator(".lab-run").click()
         expect(lab.locator("[role=status]")).to_contain_text(telling("0.3 study"))

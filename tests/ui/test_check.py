@@ -294,7 +294,7 @@ def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(
         assert tells(said(page), "drafts text")
         page.click("#own-load")
         expect(page.locator(".sd-model")).to_have_text("tiny.gguf + stranger")
-        expect(page.locator(".sd-facts")).to_contain_text(telling("drafts text"))
+        expect(page.locator(".sd-status")).to_have_attribute("title", telling("drafts text"))
         settings(page)
         page.locator("#max-new-tokens input").fill("24")
         run(page, "the cat sat on the mat")

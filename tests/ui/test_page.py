@@ -187,7 +187,7 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> N
 
 FOCUSED = (
     *("#prompt textarea", "#drafter .wrap:has(> .wrap-inner)", "#k input[type=range]", "#k input[type=number]"),
-    *("#auto input", "#run", "#stop", ".sd-hide input", "#examples button", ".sd-help", "#race .sd-pane"),
+    *("#auto input", "#run", "#examples button", ".sd-help", "#race .sd-pane"),
     *("#temperature input[type=range]", "#max-new-tokens input", "#preset .wrap:has(> .wrap-inner)"),
     *("#more button", "#tabs button[role=tab]:visible"),
 )
@@ -1351,6 +1351,17 @@ def test_the_film_shows_the_race_in_eight_seconds(page: Page, script: Script, ch
     assert seen == [1200, 630]
 
 
+def test_the_race_that_the_page_opens_with_can_be_shared(visit: Visit, script: Script) -> None:
+    page = visit(until="#race .sd-arena[data-state=opened]")
+    page.click("#race .sd-share-open")
+    words = page.locator(".sd-picture").get_attribute("aria-label") or ""
+    assert tells(words, "water cycle same word")
+    for shown, names in ((True, ("card", "link")), (False, ("page", "trace", "raced"))):
+        for name in names:
+            assert page.locator(f".sd-share .sd-{'save-' * (name in ('card', 'page'))}{name}").is_visible() == shown
+    page.keyboard.press("Escape")
+
+
 def test_a_film_ends_when_the_dialog_is_closed(page: Page, script: Script) -> None:
     run(page, "one two three")
     page.evaluate(
@@ -1372,9 +1383,7 @@ def test_without_a_race_there_are_only_the_settings_to_share(visit: Visit, scrip
     page.keyboard.press("Escape")
     script.gate.clear()
     run(page, "one two", until="waiting")
-    page.click(".sd-share-open")
-    expect(shown).to_have_count(2)
-    page.keyboard.press("Escape")
+    expect(page.locator(".sd-share-open")).to_be_hidden()
     script.gate.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()
     page.click(".sd-share-open")

@@ -728,6 +728,7 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     page.locator("[data-lane='prompt-lookup 2'] .tok.a").nth(9).wait_for()
     figures, counts = page.locator("#race .sd-figures dd"), page.locator("#race .sd-column b")
     times = page.locator("#race .sd-time b")
+    page.click("#race .sd-behind summary")
     expect(figures.first).to_have_text(re.compile(r"^\d+%$"))
     shown = [*counts.all_inner_texts(), *times.all_inner_texts()]
     assert any(text.isdigit() for text in shown)
@@ -1301,7 +1302,7 @@ def test_a_tokens_text_is_read_behind_the_one_it_follows() -> None:
 @pytest.mark.slow
 def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script: Script) -> None:
     page = visit(TREE + "&lane2=prompt-lookup&k2=tree-8&lane3=ngram&k3=2")
-    settings(page)
+    more_settings(page)
     box, k = page.locator("#tree input"), page.locator("#k input[type=number]")
     expect(box).to_be_checked()
     expect(k).to_have_value("40")
@@ -1351,6 +1352,7 @@ def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced_trees:
     emitted = page.locator(f"{LANE} .sd-text .tok:is(.a, .r, .b, .t)")
     assert "".join(emitted.all_inner_texts()).startswith("one two three four five")
 
+    page.keyboard.press("h")
     fork = page.locator(f"{LANE} .sd-rd").nth(1).locator(".sd-fork").nth(1)  # one token passed, two failed after it
     ghost, tip = fork.locator(".sd-ghost"), page.locator(".sd-tip.open")
     expect(fork.locator(".sd-cut > .x")).to_be_visible()  # the likelier one
@@ -1435,6 +1437,7 @@ def test_a_preset_begins_with_trees_and_goes_on_with_chains_where_there_can_be_n
     monkeypatch.setitem(PRESETS, "other", begun)
     page = visit()
     settings(page)
+    more_settings(page)
     box = page.locator("#tree input")
     expect(box).not_to_be_checked()
     choose_preset(page, begun.title)
@@ -1804,6 +1807,7 @@ def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script
     run(page)
     expect(page.locator("#race .sd-lane h2")).to_have_text(["Target alone", "With prompt-lookup"])
     expect(page.locator("#race .sd-table")).not_to_be_visible()
+    page.click("#race .sd-behind summary")
     expect(page.locator("#race .sd-figures")).to_be_visible()
 
 
@@ -1817,8 +1821,9 @@ def test_a_race_of_four_lanes_is_replayed(visit: Visit, script: Script) -> None:
     page = visit(LINK)
     run(page)
     page.click("#race .sd-again")
-    page.locator("#replay .sd-play:enabled").wait_for()
+    page.locator("#replay .sd-step").wait_for()
     expect(page.locator("#replay .sd-lane h2")).to_have_text(["Target alone", *LANES])
+    page.keyboard.press("Escape")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("End")
     page.locator("#replay .sd-arena[data-state=ended], #replay [data-state=ended]").first.wait_for()

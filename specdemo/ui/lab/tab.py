@@ -80,9 +80,12 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
     """
     with gr.Tabs(elem_id="lab"):
         for title, studies in LAB.items():
-            several = len(studies) > 1
-            with gr.Tab(title) if several else nullcontext(), gr.Tabs() if several else nullcontext():
+            if len(studies) == 1:
                 _add_tabs(studies, engine, runs, preset, top, budgets)
+                continue
+            with gr.Tab(title) as tab, gr.Tabs():
+                _add_tabs(studies, engine, runs, preset, top, budgets)
+            tab.select(None, js=REDRAW)
 
 
 def _add_tabs(
