@@ -24,7 +24,7 @@ from specdemo.racing.trace import Entry
 from specdemo.studies.lab import STUDIES
 from specdemo.tokens import DraftOutcome
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.lab.tab import FRONT, LAB
+from specdemo.ui.lab.tab import FRONT, lab_tabs
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from tests.harness.ui_classes import Engine, Runs
@@ -201,7 +201,7 @@ def choose(page: Page, view: str) -> Locator:
     open_tab(page, "Check" if front else "Lab")
     if front and page.locator(f"#lab-{view}").is_visible():
         return page.locator(f"#lab-{view}")
-    for group, studies in {} if front else LAB.items():
+    for group, studies in {} if front else lab_tabs().items():
         if STUDIES[view] in studies:
             open_tab(page, group)
     tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from inspect import getdoc
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
@@ -16,14 +16,13 @@ from gradio.processing_utils import save_bytes_to_cache
 
 from ...errors import BadInput
 from ...settings import OF_SERVERS, Field
-from ...studies.ahead import DraftsAhead
 from ...studies.causes import Causes
 from ...studies.check import SERVERS, Check
 from ...studies.domains import Domains
 from ...studies.explain import Theory, of_race, tried
+from ...studies.lab import STUDIES
 from ...studies.lossless import Lossless
 from ...studies.profile import Profile
-from ...studies.readers import Readers
 from ...studies.study import ABLE, EXAMPLE, Study
 from ...studies.sweep import Sweep
 from ...system.allowed import allowed
@@ -43,11 +42,10 @@ from .results import REDRAW, Results, Updates, plain
 from .run import LabRun, work_of
 
 FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
-LAB: dict[str, tuple[type[Study], ...]] = {
+LAB: dict[str, tuple[type[Study], ...]] = {  # its tabs; all other studies are in one more
     "Cost and K": (Profile, Sweep),
     "What passes": (Domains, Causes),
     Lossless.title: (Lossless,),
-    "More": (Readers, DraftsAhead),
 }
 
 
@@ -72,6 +70,12 @@ def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, bu
     return check.wire_racing(form["raced"])
 
 
+def lab_tabs() -> dict[str, tuple[type[Study], ...]]:
+    """The studies of the Lab by the tabs that they are in."""
+    named = {*FRONT, *chain.from_iterable(LAB.values())}
+    return {**LAB, "More": tuple(study for study in STUDIES.values() if study not in named)}
+
+
 def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budgets: Budgets) -> None:
     """Put the Lab where it is called. It measures the chosen preset.
 
@@ -79,7 +83,7 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
         top: triggers `able` when it is known what the preset can use.
     """
     with gr.Tabs(elem_id="lab"):
-        for title, studies in LAB.items():
+        for title, studies in lab_tabs().items():
             if len(studies) == 1:
                 _add_tabs(studies, engine, runs, preset, top, budgets)
                 continue
