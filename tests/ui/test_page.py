@@ -1422,7 +1422,7 @@ def copied(page: Page, way: str) -> str:
 
 
 def plays(page: Page, entries: list[Entry], found: str) -> None:
-    """The Replay tab plays the race of a link."""
+    """The player shows the race of a link."""
     replay = page.locator("#replay")
     expect(replay.locator(".sd-facts-of")).to_contain_text(telling("link measured"))
     expect(replay.locator(".sd-asked")).to_have_text(HOSTILE)

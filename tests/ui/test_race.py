@@ -1493,7 +1493,6 @@ SCENES = [  # the round in front of the lanes, its phase, and words of the capti
     (None, None, "Every word text time"),
 ]
 CAPTIONS = [words for _, _, words in SCENES]
-EXPLAINED = "drafter guesses", "pass target", "guesses accepted.", "rejected; corrected. untested.", "token: bonus."
 RESULT = f"The {PASSES[SPECULATIVE]} {PASSES[PLAIN]}"
 # The clock of the opening is the test's, however busy the machine is.
 FRAMES = """() => {

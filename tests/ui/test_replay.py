@@ -1,4 +1,4 @@
-"""The Replay tab: recordings, files and races that were run, played and stepped through with no model."""
+"""The player: recordings, files and races that were run, played and stepped through with no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The player of recordings, in the place of the race: feeds the messages of a race to an arena by the clock of the recording (see replay.py).
+// The player of recordings, in the place of the race: feeds the messages of a race to an arena by the clock of the recording (see playable.py).
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { Race } from "../race/race.js";
