@@ -133,6 +133,8 @@ DRAFTERS = {
 }
 
 
+# What a list of few shows besides a preset's own, as far as the preset can use it: one of each kind.
+FRONT = "prompt-lookup", "ngram", "eagle", "draft-model", "suffix", "lookahead"
 LOOKUP = "lookup-"  # begins the names of those that copy first, before that of another drafter
 PARALLEL = {"forced", *(name for name, entry in DRAFTERS.items() if entry.parallel_drafting)}
 
@@ -144,7 +146,7 @@ def behind(name: str) -> str:
 
 def menu() -> list[tuple[str, str]]:
     """The drafters for a list to choose from: what each does with its name, and its name."""
-    return [(f"{entry.does} · {name}", name) for name, entry in DRAFTERS.items()]
+    return [(f"{entry.does} ({name})", name) for name, entry in DRAFTERS.items()]
 
 
 def check_known(name: str) -> None:

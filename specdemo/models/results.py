@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,22 @@ def describe_results(results: Mapping[str, Any], drafter: str) -> str:
     dtype, weights = there["dtype"], there["weights_dtype"]
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
     where = f"{there['cores']} cores of {there['cpu']}, {numbers}, {results['prompts']} prompts"
-    speed_ups = []
-    for temperature in sorted({row["temperature"] for row in rows}):
-        best = max((row for row in rows if row["temperature"] == temperature), key=_speed_up)
-        speed_ups.append(f"{best['speed_up']:.2f}× at temperature {temperature:g} (K = {best['k']})")
+    best = _best(rows)
+    speed_ups = [f"{row['speed_up']:.2f}× at temperature {at:g} (K = {row['k']})" for at, row in best.items()]
     return f"Measured speed-up: {', '.join(speed_ups)}. On {where}." if speed_ups else ""
+
+
+def greedy_speed_ups(results: Mapping[str, Any]) -> dict[str, float]:
+    """The speed-up of each measured drafter at the lowest temperature, with its best K."""
+    names = {row["drafter"] for row in results["rows"]}
+    best = {name: _best([row for row in results["rows"] if row["drafter"] == name]) for name in names}
+    return {name: next(iter(rows.values()))["speed_up"] for name, rows in best.items()}
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[float, Mapping[str, Any]]:
+    """The fastest row at each temperature, from the lowest on."""
+    at = sorted({row["temperature"] for row in rows})
+    return {each: max((row for row in rows if row["temperature"] == each), key=_speed_up) for each in at}
 
 
 def _speed_up(row: Mapping[str, Any]) -> tuple[float, bool]:

@@ -123,7 +123,7 @@ class Check(Study):
     def _run(self) -> Iterator[str]:
         self.steps, self._began = self.chosen["seconds"], time.monotonic()
         if self.chosen.get("baseline") and not self.chosen.get("server"):
-            raise BadInput("Give the address of the server, too: a preset is its own baseline.")
+            raise BadInput("Give the address of the server, too: a preset is compared with its own target alone.")
         if self.chosen.get("text") and (self.chosen.get("server") or not perplexity.is_quantized(self.loaded)):
             raise BadInput("A text is for comparing quantized weights: choose the weights int8, int4 or stored.")
         with ExitStack() as opened:
@@ -258,7 +258,7 @@ class Check(Study):
         if found is None or found.often == 0:
             reason = "nothing was measured" if found is None else "nothing was drafted"
         else:
-            reason = "there is no baseline" if found.speed_up is None else f"with {found.gain}"
+            reason = "the target alone was not timed" if found.speed_up is None else f"with {found.gain}"
         return f"{ANSWERS[self.answer]}: {reason}."
 
     @property

@@ -136,7 +136,7 @@ class Diagnosis:
             return ["Nothing was drafted: speculation is off, or the drafter found nothing to draft."]
         tokens = f"A round writes {formatted(self.tokens_per_round, '.2f')} tokens"
         if self.speed_up is None:
-            return [f"{tokens}; only a baseline shows whether that pays."]
+            return [f"{tokens}; only the target alone shows whether that pays."]
         needed = self.break_even["tokens_per_round"]
         lines = [f"{tokens} and needs {needed:.2f} to break even."] * (needed is not None)
         return lines + [f"A speed-up that pays is one of {PAYS:g} or more."] * (self.answer != YES)
@@ -151,14 +151,14 @@ class Diagnosis:
             split = ", ".join(f"{name} {round_[key]:.1f} ms" for name, key in parts if round_[key] is not None)
             lines.append(f"A round takes {round_['ms']:.1f} ms{f': {split}' if split else ''}.")
         if round_["cost"] is not None:
-            lines.append(f"One of the baseline takes {round_['baseline_ms']:.1f} ms.")
+            lines.append(f"One of the target alone takes {round_['baseline_ms']:.1f} ms.")
         if (alpha := self.break_even["alpha"]) is not None:
             lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would break even.")
         return lines
 
     def measured(self) -> list[str]:
         """What was measured, and how."""
-        sides = [("With speculation", self.engine), ("Baseline", self.baseline)]
+        sides = [("With speculation", self.engine), ("Target alone", self.baseline)]
         settings = self.plan["settings"]
         return [
             *(f"{name}: {', '.join(f'{key} {value}' for key, value in side.items())}." for name, side in sides if side),
@@ -185,7 +185,7 @@ class Diagnosis:
         lines += self._on_load(flags.crowd)
         lines += self._on_texts()
         if self.baseline is None:
-            lines.append(f"There is no baseline: start the same server without speculation ({flags.off}).")
+            lines.append(f"The target alone was not timed: start the same server without speculation ({flags.off}).")
         return lines
 
     def on_k(self) -> list[str]:
@@ -218,7 +218,7 @@ class Diagnosis:
         slower = [row for row in self.at_once if row["speed_up"] is not None and row["speed_up"] < EVEN[0]]
         if slower and self.at_once[0]["speed_up"] is not None and self.at_once[0]["speed_up"] > EVEN[1]:
             lines.append(
-                f"With {slower[0]['at_once']} or more requests at once it is slower than the baseline: {flag}."
+                f"With {slower[0]['at_once']} or more requests at once it is slower than the target alone: {flag}."
             )
         known = [row for row in self.contexts if row["speed_up"] is not None]
         if len(known) > 1 and (drop := known[-1]["speed_up"].mean / known[0]["speed_up"].mean) < 0.9:

@@ -117,7 +117,7 @@ def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
     return [
         f"Computed from p and q at {len(positions)} positions of real drafts, the distribution of the emitted token "
         f"{verdict} the target's: no token's probability is more than {worst:.0e} off.",
-        f"Of {len(positions) / sum(map(bool, (draft.positions for draft in drafts))):.1f} drafted tokens a round, the "
+        f"Of {len(positions) / sum(map(bool, (draft.positions for draft in drafts))):.1f} guesses a round, the "
         f"rules accept on average: {table}.",
     ]
 
@@ -144,7 +144,7 @@ def telling_context(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], set
             harms.append((draft.positions[0].harm, len(text)))
         text += [token.id for token in emitted_tokens(event)]
     if not harms:
-        raise BadInput(f"The drafter {drafter} proposed nothing in the whole answer: choose another prompt.")
+        raise BadInput(f"The drafter {drafter} guessed nothing in the whole answer: choose another prompt.")
     return text[: max(harms)[1]]
 
 

@@ -33,12 +33,12 @@ ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
 
 class Domains(Grid):
     """A drafter is good at some texts and bad at others. This view writes texts of eight categories and counts which
-    drafted tokens pass, by category and by position in the draft.
+    guesses pass, by category and by position in the draft.
     """
 
     name = "domains"
     title = "Where drafts pass"
-    summary = "Count which drafted tokens pass, by category of prompt and by position in the draft."
+    summary = "Count which guesses pass, by category of prompt and by position in the draft."
     fields = (
         DRAFTER,
         k_field(4),
@@ -91,7 +91,7 @@ class Domains(Grid):
             yield from counts_of(events)
 
     def words(self) -> list[str]:
-        few = ["Too few drafted tokens were tested to say where they pass."] * bool(self.runs)
+        few = ["Too few guesses were tested to say where they pass."] * bool(self.runs)
         return in_words(self.runs) or few
 
     def drawn(self) -> Mapping[str, Rows]:
@@ -102,7 +102,7 @@ class Domains(Grid):
 
 
 def counts_of(events: Iterable[Event]) -> Iterator[Row]:
-    """The drafted tokens of a text, a row for each position in its drafts."""
+    """The guesses of a text, a row for each position in its drafts."""
     drafts = [event.drafted for event in events if isinstance(event, Round)]
     if any(map(branches, drafts)):
         raise BadInput("Drafts are counted by position, and those of this trace are trees.")

@@ -70,7 +70,7 @@ class Explanation:
     parts: tuple[GapPart, ...]
 
     def in_words(self) -> list[str]:
-        what = "a draft" if self.parallel else "a drafted token"
+        what = "a draft" if self.parallel else "a guess"
         lines = [
             f"{self.alpha:.0%} of the tested guesses passed, {what} cost {self.draft_cost:.0%} of a target "
             f"pass, and drafts were up to {self.k} long: the formula says {self.predicted:.2f}×. "
@@ -215,15 +215,15 @@ class Measurement:
 
 
 class Theory(Study):
-    """How much faster can it be? Three numbers decide: how long a drafted token takes, how long a pass of the target
-    takes, and how often a drafted token passes (alpha). Change them to see what the theory predicts for each K. Then
+    """How much faster can it be? Three numbers decide: how long a guess takes, how long a pass of the target
+    takes, and how often a guess passes (alpha). Change them to see what the theory predicts for each K. Then
     measure, to see how far a real run is from the prediction, and why.
     """
 
     name = "theory"
     title = "What to expect"
     fields = (
-        Field("draft_ms", "Time for one drafted token, ms", "number", 1.0, 0, 10_000, group=TRY),
+        Field("draft_ms", "Time for one guess, ms", "number", 1.0, 0, 10_000, group=TRY),
         Field("target_ms", "Time for one pass of the target, ms", "number", 30.0, 0.001, 10_000, group=TRY),
         Field("alpha", "Acceptance rate, alpha", "number", 0.6, 0, 1, group=TRY),
         replace(DRAFTER, group=MEASURE),

@@ -48,7 +48,7 @@ else:
     rules = LazyModule("specdemo.studies.rules")
 
 DESCRIPTIONS = {  # of the broken rules of `rules`
-    "accept-if-p-exceeds-q": "A drafted token passes only if p > q",
+    "accept-if-p-exceeds-q": "A guess passes only if p > q",
     "resample-from-p": "A rejected token is replaced by a draw from p, not from the residual",
     "likeliest-by-ratio": "The drafter's likeliest token is tested as if it had been drawn from q",
     "noise-used-twice": "The noise of a position is used again at the next",
@@ -65,12 +65,12 @@ TEXTS = Plot(
     "name",
 )
 OVERLAP = Plot(
-    "The chance that a drafted token passes",
-    "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
+    "The chance that a guess passes",
+    "What the drafter's and the target's probabilities have in common, at every guess of one text.",
     {"overlap": "p and q in common"},
     Axis("chance", ".0%", end=1),
     "number",
-    Axis("drafted token, along the text"),
+    Axis("guess, along the text"),
 )
 LIKELIEST = Plot(
     "The likeliest first tokens",

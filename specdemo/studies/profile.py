@@ -1,4 +1,4 @@
-"""What things cost on this machine: a token of each model of a preset, a pass over several tokens, a drafted token."""
+"""What things cost on this machine: a token of each model of a preset, a pass over several tokens, a guess."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ FREE = 1.25  # a pass over K + 1 tokens that costs no more than this many passes
 
 
 class Profile(Grid):
-    """Drafting pays off if a drafted token is cheap and if checking many tokens takes hardly longer than writing one.
+    """Drafting pays off if a guess is cheap and if checking many tokens takes hardly longer than writing one.
     This view measures both on the server: a pass of the target over 1 to 17 tokens, and a draft of each drafter.
     """
 
     name = "profile"
     title = "What things cost"
-    summary = "Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."
+    summary = "Time a token of each model, a pass over 1 to 17 tokens, and what a guess costs."
     fields = (
         replace(SEVERAL, value="all"),
         k_field(4),
@@ -71,7 +71,7 @@ class Profile(Grid):
                 part="passes",
             ),
             Plot(
-                "One token, one drafted token",
+                "One token, one guess",
                 "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts. "
                 "The whisker ends where the slowest tenth begins.",
                 {"p50_ms": "", "ms_per_drafted_token": ""},
@@ -122,13 +122,13 @@ class Profile(Grid):
     def tables(self) -> list[Table]:
         times = [("mean_ms", "mean ms", "ms"), ("p50_ms", "median ms", "ms"), ("p90_ms", "p90 (ms)", "ms")]
         speed = [("tokens_per_second", "tokens/s", ".1f"), *times, ("ttft_ms", "first token, ms", "ms")]
-        cost = [("ms_per_drafted_token", "ms per drafted token", "ms"), ("parallel", "all at once", "yes")]
-        cost += [("draft_cost", "a drafted token, or all at once, in target passes (c)", ".1%")]
+        cost = [("ms_per_drafted_token", "ms per guess", "ms"), ("parallel", "all at once", "yes")]
+        cost += [("draft_cost", "a guess, or all at once, in target passes (c)", ".1%")]
         found = self.result()
         return [
             table("A token", [("model", "model", ""), *speed], found["models"]),
             table(
-                "A drafted token",
+                "A guess",
                 [("drafter", "drafter", ""), ("drafts", "drafts timed", ",.0f"), *cost],
                 found["drafters"],
             ),
@@ -266,6 +266,6 @@ def in_words(summary: dict[str, list[Row]], k: int) -> list[str]:
             if least is None
             else f"{theory.share_in_words(least)} of its guesses must pass"
         )
-        what = "a draft, however long," if found.parallel else "a drafted token"
+        what = "a draft, however long," if found.parallel else "a guess"
         lines.append(f"{row['drafter']}: {what} costs {found.draft:.1%} of a target pass; to pay at K = {k}, {needed}.")
     return lines

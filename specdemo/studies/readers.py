@@ -38,7 +38,7 @@ KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} t
 
 class Readers(Grid):
     """A pass of the target reads all of its weights, for one prompt or for sixteen, so a server decodes several prompts
-    at once. Drafted tokens take the same room in a pass as further prompts do. This view writes texts for 1 to 16
+    at once. Guesses take the same room in a pass as further prompts do. This view writes texts for 1 to 16
     readers at once, with and without the drafter, and says from how many readers on drafting no longer pays.
     """
 

@@ -46,7 +46,7 @@ TABLES = {  # of the attributes of a `Diagnosis`
             ("at_once", "at once", "d"),
             ("texts", "texts", "d"),
             ("tokens_per_second", "tokens/s", ".1f"),
-            ("alone_tokens_per_second", "baseline, tokens/s", ".1f"),
+            ("alone_tokens_per_second", "target alone, tokens/s", ".1f"),
             ("speed_up", "speed-up", ".2f"),
         ),
     ),
@@ -56,7 +56,7 @@ TABLES = {  # of the attributes of a `Diagnosis`
             ("prompt_tokens", "tokens of the prompt", ",.0f"),
             ("texts", "texts", "d"),
             *_PASSES,
-            ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
+            ("baseline_tokens_per_second", "target alone, tokens/s", ".1f"),
         ),
     ),
     "samples": (
@@ -66,19 +66,19 @@ TABLES = {  # of the attributes of a `Diagnosis`
             ("context", "after tokens", ",d"),
             *_COUNTS,
             ("tokens_per_second", "tokens/s", ".1f"),
-            ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
+            ("baseline_tokens_per_second", "target alone, tokens/s", ".1f"),
             ("speed_up", "speed-up", ".2f"),
             ("same_text", "same text", "yes"),
         ),
     ),
 }
 
-BASELINE = 1, "the baseline"
-TIMES = Axis("times the baseline", "times")
+BASELINE = 1, "the target alone"
+TIMES = Axis("times the target alone", "times")
 at_once = partial(Plot, at="at_once", x=Axis("requests at once"), part="at_once")
 SPEED_UP = Plot(
     "Speed-up by kind of prompt",
-    "After the prompt. An outlined bar is slower than the baseline. Whiskers: 95% confidence interval.",
+    "After the prompt. An outlined bar is slower than the target alone. Whiskers: 95% confidence interval.",
     {"speed_up": ""},
     TIMES,
     "kind",
@@ -98,7 +98,7 @@ PLOTS = (  # of the attributes of a `Diagnosis`
     at_once(
         "Tokens per second of requests at once",
         "Of all together, including their prompts and the waiting.",
-        {"tokens_per_second": "with speculation", "alone_tokens_per_second": "the baseline"},
+        {"tokens_per_second": "with speculation", "alone_tokens_per_second": "the target alone"},
         Axis("tokens/s", ".0f"),
     ),
     at_once(

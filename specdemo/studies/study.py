@@ -58,8 +58,8 @@ def server_field(name: str, label: str, kind: str, group: str, info: str = "") -
 
 
 def k_field(value: int, group: str = "") -> Field:
-    """The field of K, in drafted tokens per round, which begins with `value`."""
-    label, words = "Draft length K (drafted tokens per round)", "Tokens drafted in one round."
+    """The field of K, in guesses per round, which begins with `value`."""
+    label, words = "Draft length K (guesses per round)", "Tokens drafted in one round."
     return Field("k", label, "whole", value, 1, MAX_K, group=group, help=words)
 
 

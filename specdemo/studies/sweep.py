@@ -35,7 +35,7 @@ SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0
 SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
 ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
 OVER_TEMPERATURES = Axis("temperature", "g", scale="ordinal")
-SHARE = Axis("share of drafted tokens", ".0%", end=1)
+SHARE = Axis("share of guesses", ".0%", end=1)
 over_k = partial(Plot, at="k", x=replace(DRAFT_LENGTH, scale="ordinal"), by="name")
 
 

@@ -13,7 +13,7 @@ def facts(loaded: Any) -> tuple[str, ...]:
     dtype, weights = environment.get("dtype"), environment.get("weights_dtype")
     stored = f"{weights} weights" if weights and weights != dtype else None
     stored = "weights as the file stores them" if weights == "stored" else stored
-    own = "transformers' own forward" if environment.get("engine") == "eager" else None
+    own = "transformers' own passes" if environment.get("engine") == "eager" else None
     placed = environment.get("placement", {})
     away = placed.get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
     offloaded = f"{byte_size(away)} of the weights in main memory, which is slow" if away else None

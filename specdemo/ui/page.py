@@ -7,8 +7,9 @@ from typing import Any
 
 import gradio as gr
 
-from ..drafters.names import DRAFTERS
+from ..drafters.names import DRAFTERS, FRONT
 from ..drafters.names import menu as drafters
+from ..models.results import greedy_speed_ups
 from . import api, hub_login, mcp
 from .budgets import Budgets
 from .engine import OF_OTHERS, OWN, Engine
@@ -54,6 +55,8 @@ def build_page(
             ("retry", "able"),
             titles={name: preset.title for name, preset in engine.offered.items()} | {OWN: OF_OTHERS},
             drafters=drafters(),
+            front=FRONT,
+            speed_ups={name: greedy_speed_ups(each.results) for name, each in engine.offered.items() if each.results},
             elem_id="top",
         )
         if login:

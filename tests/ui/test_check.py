@@ -94,7 +94,7 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     page.click("#own-load")
     expect(page.locator(".sd-model")).to_have_text("big + small")
     expect(page.locator("#preset input")).to_have_value("big + small")
-    expect(page.locator("#drafter input")).to_have_value(re.compile("· draft-model$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(r"\(draft-model\)"))
     expect(page.locator("#own-cancel")).to_be_disabled()
     assert (script.loads[-1].preset.target, script.loads[-1].preset.draft_model) == (
         Hub("someone/big"),
@@ -102,7 +102,7 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     )
     settings(page)
     page.click("#drafter input")
-    page.get_by_role("option", name=re.compile("· prompt-lookup$")).click()
+    page.get_by_role("option", name=re.compile(r"\(prompt-lookup\)")).click()
     run(page, "one two three")
     assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
     open_tab(page, "Check")
@@ -115,7 +115,7 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     expect(page.locator(".sd-model")).to_have_text("someone/big + someone/small")
     page.click("#preset input")
     page.get_by_role("option", name="big + small").click()  # the menu of a page that is opened anew has it
-    expect(page.locator("#drafter input")).to_have_value(re.compile("· draft-model$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(r"\(draft-model\)"))
     expect(page.locator(".sd-model")).to_have_text("big + small")
     run(page, "one two three")
     assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
@@ -393,7 +393,7 @@ def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
 def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
     sent = played(ServerRun(asked(), server_at(drafting)), Script())
     assert [*sent["lanes"]] == [SPECULATIVE]
-    assert tells(sent["end"]["sentence"], "baseline compare")
+    assert tells(sent["end"]["sentence"], "nothing to compare")
     assert (sent["end"]["speed_up"], sent["end"]["stopped"]) == (None, False)
     assert TURNS not in sent["end"]["exactness"]["words"]
 

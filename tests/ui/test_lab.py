@@ -235,7 +235,7 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
     assert f"1: 1.00×, 2: {whole['passes'][1]['cost']:.2f}×" in description
     assert f"17: {last['cost']:.2f}×" in description
     assert points(shown, "What a pass over several tokens takes").count() == len(whole["passes"])
-    (target, cost), (draft_model, _), *_ = bars(shown, "One token, one drafted token")
+    (target, cost), (draft_model, _), *_ = bars(shown, "One token, one guess")
     assert (target.startswith("target: "), draft_model.startswith("draft model: ")) == (True, True)
     assert float(cost) == pytest.approx(whole["models"][0]["p50_ms"], rel=0.01)
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,12 @@ from urllib.request import Request, urlopen
 
 import gradio as gr
 import httpx
+import psutil
 import pytest
 from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from specdemo import race
+from specdemo.drafters.names import DRAFTERS
 from specdemo.models.presets import load_prompts
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, trace_lines
 from specdemo.studies.lab import STUDIES
@@ -44,7 +47,7 @@ from specdemo.ui.serving.head import PageHead, modules
 from specdemo.ui.serving.line import MAX_WAITING, MODEL
 from specdemo.ui.serving.stream import _news
 from specdemo.ui.share.saved import saved_page
-from specdemo.ui.watch.routes import ENDED, _events
+from specdemo.ui.watch.routes import ENDED, _events, network_address
 from specdemo.ui.watch.watches import Watch, Watches
 from tests.harness.ui_classes import Runs
 
@@ -312,7 +315,7 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     )
     expect(page.locator("#prompt textarea")).to_have_value("<b>hi</b>")
     settings(page)
-    expect(page.locator("#drafter input")).to_have_value(re.compile("· ngram$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(r"\(ngram\)"))
     expect(page.locator("#k input[type=number]")).to_have_value("7")
     expect(page.locator("#temperature input[type=number]")).to_have_value("0.5")
     expect(page.locator("#max-new-tokens input")).to_have_value("9")
@@ -358,16 +361,17 @@ def test_a_link_to_a_preset_begins_with_what_it_does_and_knows_its_drafters_late
     settings(page)
     expect(page.locator("#preset input")).to_have_value("Other 1.7B")
     other = PRESETS["other"].defaults
-    expect(page.locator("#drafter input")).to_have_value(re.compile(f"· {other.drafter}$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(rf"\({other.drafter}\)"))
     expect(page.locator("#k input[type=number]")).to_have_value(str(other.k))
     expect(page.locator("#max-new-tokens input")).to_have_value(str(other.max_new_tokens))
     expect(page.locator("#temperature input[type=number]")).to_have_value("0.3")
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    page.check("#all-drafters input")
     page.click("#drafter input")
-    expect(page.get_by_role("option", name=re.compile("· draft-model$"))).to_be_visible()
+    expect(page.get_by_role("option", name=re.compile(r"\(draft-model\)"))).to_be_visible()
     run(page, "one two three")
     page.click("#drafter input")
-    expect(page.get_by_role("option", name=re.compile(r"· draft-model \(.*preset"))).to_be_visible()
+    expect(page.get_by_role("option", name=re.compile(r"^A smaller model .*preset"))).to_be_visible()
 
 
 @pytest.mark.slow
@@ -950,7 +954,7 @@ def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit, unloaded
     expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
     settings(page)
     expect(page.locator("#max-new-tokens input")).to_have_value("12")
-    expect(page.locator("#drafter input")).to_have_value(re.compile("· none$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(r"\(none\)"))
     expect(page.locator("#k input[type=number]")).to_have_value("2")
     expect(page.locator("#preset")).to_contain_text("Much larger.")
     page.click("#more button")
@@ -976,7 +980,7 @@ def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit, 
     page.fill("#prompt textarea", "one two three")
     page.wait_for_timeout(500)
     expect(page.locator("#max-new-tokens input")).to_have_value("7")
-    expect(page.locator("#drafter input")).to_have_value(re.compile("· prompt-lookup$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(r"\(prompt-lookup\)"))
     assert [loaded.preset.name for loaded in unloaded.loads] == ["scripted", "other"]
     choose_preset(page, "Other 1.7B")
     choose_preset(page, "Scripted 135M")  # the last of two choices counts
@@ -994,9 +998,10 @@ def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(
     choose_preset(second, "Other 1.7B")
     settings(second)
     expect(second.locator("#max-new-tokens input")).to_have_value("12")
-    expect(second.locator("#drafter input")).to_have_value(re.compile("· none$"))
+    expect(second.locator("#drafter input")).to_have_value(re.compile(r"\(none\)"))
+    second.check("#all-drafters input")
     second.click("#drafter input")  # what this preset can use is not known yet
-    expect(second.get_by_role("option", name=re.compile("· draft-model$"))).to_be_visible()
+    expect(second.get_by_role("option", name=re.compile(r"\(draft-model\)"))).to_be_visible()
     second.fill("#max-new-tokens input", "7")
     script.gate.set()
     expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
@@ -1008,10 +1013,39 @@ def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(
 def test_choosing_a_drafter_describes_it(page: Page) -> None:
     settings(page)
     page.click("#drafter input")
-    page.get_by_role("option", name=re.compile("· ngram$")).click()
+    page.get_by_role("option", name=re.compile(r"\(ngram\)")).click()
     expect(page.locator("#drafter")).to_contain_text(telling("table follows"))
+
+
+def test_a_few_drafters_are_offered_and_all_on_demand(page: Page) -> None:
+    settings(page)
     page.click("#drafter input")
-    expect(page.get_by_role("option", name=re.compile(r"· draft-model \(.*preset"))).to_be_visible()
+    few = page.get_by_test_id("dropdown-option")
+    expect(few).to_have_count(4)
+    expect(page.get_by_role("option", name=re.compile(r"draft-model\)"))).to_have_count(0)  # not to be had here
+    page.keyboard.press("Escape")
+    page.check("#all-drafters input")
+    page.click("#drafter input")
+    expect(few).to_have_count(len(DRAFTERS))
+    page.keyboard.press("Escape")
+    run(page, "one two three")
+    page.click("#drafter input")
+    measured = re.compile(r"Copies earlier words \(prompt-lookup\), [0-9.]+× in your last race")
+    expect(page.get_by_role("option", name=measured)).to_be_visible()
+
+
+def test_a_drafter_that_the_preset_cannot_use_is_greyed_with_the_reason(page: Page) -> None:
+    settings(page)
+    page.check("#all-drafters input")
+    before = page.locator("#drafter input").input_value()
+    page.click("#drafter input")
+    refused = page.get_by_role("option", name=re.compile(r"^A smaller model \(draft-model\) – not here: .*preset"))
+    expect(refused).to_have_css("pointer-events", "none")
+    page.fill("#drafter input", "(draft-model)")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#problem")).to_contain_text("draft-model cannot be used here")
+    expect(page.locator("#drafter input")).to_have_value(before)
 
 
 # What is said at once while a study has the model: what cannot be run, and what a race or a study waits for -
@@ -1579,7 +1613,7 @@ def test_run_again_describes_the_preset_of_its_race(page: Page, script: Script) 
     settings(page)
     expect(page.locator("#preset input")).to_have_value("Other 1.7B")
     expect(page.locator("#preset")).to_contain_text(PRESETS["other"].description)
-    expect(page.locator("#drafter input")).to_have_value(re.compile("· ngram$"))
+    expect(page.locator("#drafter input")).to_have_value(re.compile(r"\(ngram\)"))
 
 
 def test_run_again_gives_the_query_of_a_link(page: Page, script: Script) -> None:
@@ -1753,6 +1787,18 @@ def test_only_a_page_that_is_open_is_shared_and_only_it_can_stop(url: str) -> No
                 gone = client.get(f"{url}{path}/{token}")
                 assert (gone.status_code, tells(gone.text, GONE)) == (404, True)
             assert share(url, "mine", client).json()["token"] != token
+
+
+def test_a_page_for_the_network_is_shared_by_its_address_there() -> None:
+    address = "http://localhost:7860/watch/"
+    everywhere, local = (SimpleNamespace(server_name=name, server_port=7860) for name in ("0.0.0.0", "127.0.0.1"))
+    assert network_address(address, local) == address
+    assert network_address("http://specdemo.example/watch/", everywhere) == "http://specdemo.example/watch/"
+    assert network_address("http://[/watch/", everywhere) == "http://[/watch/"
+    found = urlsplit(network_address(address, everywhere))
+    assert (found.port, found.path) == (7860, "/watch/")
+    addresses = {each.address for each in chain(*psutil.net_if_addrs().values())}
+    assert found.hostname in addresses - {"127.0.0.1"} or addresses <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.slow

@@ -359,7 +359,7 @@ def test_the_tooltip_tells_a_tokens_test(page: Page, script: Script) -> None:
     discarded(page, "u").click()
     assert tip.locator("dd").all_inner_texts()[-1] == "not used"
     page.locator("[data-lane=speculative] .tok.b").first.hover()
-    assert tells(tip.inner_text().lower(), "drafted passed")
+    assert tells(tip.inner_text().lower(), "guess passed")
 
 
 def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(raced: Raced) -> None:
@@ -368,7 +368,7 @@ def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(raced: Race
     discarded(page, "x", 1).hover()
     drawn = page.locator("[data-lane=speculative] .tok.r").nth(1).inner_text()
     facts = tip.locator("dd").all_inner_texts()
-    assert facts[:3] == ["2drafted token 2 of 4", "0.125p", "0.500q"]
+    assert facts[:3] == ["2guess 2 of 4", "0.125p", "0.500q"]
     assert facts[3].startswith(json.dumps(drawn))
     assert tells(facts[3], "another rejected")
     page.locator("[data-lane=speculative] .tok.a").first.hover()
@@ -1796,7 +1796,7 @@ def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script
     page = visit("?prompt=one+two+three+four+five")
     more_settings(page)
     page.click("#lane2 input")
-    page.get_by_role("option", name=re.compile("· ngram$")).click()
+    page.get_by_role("option", name=re.compile(r"\(ngram\)")).click()
     page.click("#k2 input")
     page.get_by_role("option", name="3", exact=True).click()
     run(page)

@@ -196,7 +196,7 @@ def test_a_sampled_round_is_stepped_through_with_its_distributions(page: Page) -
     steps = page.locator(".sd-steps li").all_inner_texts()
     tested = len(event.emitted)
     assert steps == ["draft", *(f"test {n + 1}" for n in range(tested)), "residual", "cache"]
-    assert re.search(rf"proposes {len(event.drafted)} token", words(page))
+    assert re.search(rf"guesses {len(event.drafted)} token", words(page))
     for token, place in zip(event.drafted, places, strict=False):
         page.keyboard.press("ArrowRight")
         passed = token.outcome is DraftOutcome.ACCEPTED

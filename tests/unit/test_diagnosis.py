@@ -157,7 +157,7 @@ def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
     study.samples = [Sample(study.prompts[0], shorter, None)]
     found = Diagnosis(study)
     assert [row["conditional"] for row in found.positions] == [None] * 4
-    assert tells(found.verdict, "baseline whether")
+    assert tells(found.verdict, "target alone whether")
     study.samples = [Sample(study.prompts[0], nothing, None)]
     assert tells(Diagnosis(study).advice(), "Start accepted")
 

@@ -121,7 +121,7 @@ def test_a_profile_of_a_preset_feeds_the_theory(run: Run, tmp_path: Path) -> Non
     words = ["--preset", PRESET, "--drafters", "ngram", "--repeats", "1", "--max-new-tokens", "4", "--json", str(path)]
     status, out, _ = run("profile", *words)
     assert status == 0
-    assert tells(out, "ngram drafted")
+    assert tells(out, "ngram guess")
     assert json.loads(path.read_text())["environment"]["torch"]
     status, out, _ = run("theory", "--profile", str(path), "--drafter", "ngram", "--json")
     rows = json.loads(out)["rows"]

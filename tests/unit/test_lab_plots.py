@@ -77,7 +77,7 @@ def test_what_is_slower_is_outlined(baseline: bool) -> None:
         speed_up = json.loads(figure.plot)
         assert {*points(speed_up, "outlined", "rule")} == {(True, 1)}  # a round takes three times as long
         assert axis(speed_up, "x")["domain"][1] >= 1
-        assert tells(figure.words, "┃ baseline")
+        assert tells(figure.words, "┃ target alone")
 
 
 def test_an_axis_of_bars_begins_at_0_and_reaches_all_that_is_drawn() -> None:

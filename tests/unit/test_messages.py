@@ -1,4 +1,7 @@
 import ast
+import re
+
+import pytest
 
 from ..messages import KEPT, messages, script_sentences, sentences
 
@@ -23,3 +26,26 @@ def f(name: str, k: int) -> None:
     script = """// a comment, not shown
         show(`the round ${round(n)} ${n ? `is over` : "yet"}`, 'so it goes', ".part");"""
     assert set(script_sentences(script)) == {"the round {} {}", "is over", "so it goes"}
+
+
+# One word for one thing, where people read it: the page, the studies, and what is said of a race.
+OTHER_WORDS = {
+    r"baselines?|plain decoding|plain lane": "the target alone",
+    r"propos\w+|draft(ed)? tokens?|candidates? of the drafter|speculated": "a guess",
+    r"iterations?|drafting steps?|speculation steps?": "a round",
+    r"forwards?|forward pass(es)?|verification pass(es)?|model runs?": "a pass",
+    r"verifier|big model|large model": "the target",
+    r"speculator|proposer|assistant model": "the drafter",
+}
+READ_BY_PEOPLE = re.compile(r"specdemo/(ui|studies|racing/(words|verdict_words|busy|outcome)|drafters/names)")
+
+
+@pytest.mark.parametrize("others", OTHER_WORDS)
+def test_a_thing_has_one_word(others: str) -> None:
+    place, found = "", []
+    for line in messages().splitlines():
+        if line.startswith("# "):
+            place = line
+        elif READ_BY_PEOPLE.search(place) and re.search(rf"\b({others})\b", line, re.IGNORECASE):
+            found.append(f"{place}: {line}")
+    assert found == [], f"Say {OTHER_WORDS[others]}."

@@ -8,11 +8,11 @@ export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, lab: 
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [
-  ["a", "accepted", "The drafter proposed it and it passed the target's test."],
+  ["a", "accepted", "The drafter guessed it and it passed the target's test."],
   ["r", "corrected", "The target's own token, in the place of a drafted one that it rejected. Papers call it resampled."],
-  ["b", "bonus", "Every drafted token of the round passed, so the same pass gave the target's next token for free."],
+  ["b", "bonus", "Every guess of the round passed, so the same pass gave the target's next token for free."],
   ["t", "not drafted", "The target wrote it by itself, in a round in which the drafter guessed nothing."],
-  ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],
+  ["x", "rejected", "The drafter guessed it, but it failed the test and was discarded."],
   ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
 ];
 
@@ -54,6 +54,8 @@ export const percent = (value) => (Number.isFinite(value) ? `${Math.round(value 
 /** A probability; null where it is not known. */
 export const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));
 export const equals = (name, value) => `${name} = ${share(value)}`.replace("= <", "< ");
+/** What is wrong with a request stands beside the form, which watchers do not have. */
+export const problem = (sentence) => put(document.querySelector("#problem p") ?? {}, sentence);
 export const said = JSON.stringify;
 export const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;

@@ -10,6 +10,7 @@ export const mountTop = (element, props, watch, trigger) => {
   document.body.classList.toggle("dark", isDark());
   const top = sd.clone("sd-top").firstElementChild;
   element.replaceChildren(top);
+  page.drafters = props;
   const { dark, help, retry, progress, model, facts } = sd.parts(top);
   dark.addEventListener("click", toggleDark);
   help.addEventListener("click", showHelp);
@@ -25,17 +26,13 @@ export const mountTop = (element, props, watch, trigger) => {
     progress.hidden = stage !== "loading";
     if (fraction === null) progress.removeAttribute("value");
     else progress.value = fraction;
-    const choices = props.drafters.map(([words, name]) => [name in missing() ? `${words} (${missing()[name]})` : words, name]);
-    if (JSON.stringify(choices) === JSON.stringify(told)) return; // so that an open list stays open
-    told = choices;
-    trigger("able");
+    const known = JSON.stringify([page.preset, missing()]);
+    if (known === offered) return; // so that an open list stays open
+    offered = known;
+    page.offerDrafters();
   };
-  let told = props.drafters;
-  /** What the lists of drafters are to hold, see tab.py of the race: those that the preset cannot use with the reason. */
-  page.able = () => {
-    const lanes = [["No lane", ""], ...told.filter(([, name]) => name !== "none")];
-    return [told, lanes, lanes].map((choices) => ({ choices, __type__: "update" }));
-  };
+  page.offerDrafters = () => trigger("able");
+  let offered = null;
   watch("value", () => follow(JSON.parse(props.value || "{}").session));
   document.addEventListener("visibilitychange", () => follow());
   follow();

@@ -4,9 +4,9 @@ import { OnePass } from "./why.js";
 
 const FIGURES = [
   ["acceptance_rate", "Acceptance rate (of tested)", sd.percent,
-    "Accepted / tested: of the drafted tokens that were tested, how many passed. It says how well the drafter predicts the target."],
+    "Accepted / tested: of the guesses that were tested, how many passed. It says how well the drafter predicts the target."],
   ["draft_efficiency", "Draft efficiency (of drafted)", sd.percent,
-    "Accepted / drafted: of all drafted tokens, how many were used. Those after a rejected one are lost, so it falls as K grows."],
+    "Accepted / drafted: of all guesses, how many were used. Those after a rejected one are lost, so it falls as K grows."],
   ["tokens_per_round", "Tokens per round", (value) => sd.number(value, 2),
     "How many tokens one pass of the target wrote on average, the corrected or bonus token included. Without a drafter it is 1."],
 ];

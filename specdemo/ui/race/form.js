@@ -1,6 +1,8 @@
 // The form: its examples, and links that fill it in.
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
+import { missing } from "../assets/top.js";
+import { lastSpeedUp } from "../share/history.js";
 import { openRace } from "../share/links.js";
 
 // --- the examples
@@ -28,6 +30,37 @@ export const pick = async (at) => {
 export const inShort = ([drafter, k, auto, tree, temperature]) => {
   const size = sd.draftSize({ k: auto ? "auto" : k, tree });
   return { label: `${drafter}, ${size}, temperature ${temperature}: change`, __type__: "update" };
+};
+
+// --- the drafters: a few of them, or all; one that the preset cannot use has the reason, and is not chosen
+
+const FEW = 4;
+const REFUSED = " – not here: "; // page.css greys a choice that holds it
+const before = []; // what each list had
+
+const offered = ([words, name]) => {
+  if (name in missing()) return [`${words}${REFUSED}${missing()[name]}`, name];
+  const own = lastSpeedUp(page.preset, name);
+  const measured = page.drafters.speed_ups[page.preset]?.[name];
+  return [`${words}${own ? `, ${sd.times(own)} in your last race` : measured ? `, ${sd.times(measured)}` : ""}`, name];
+};
+
+/** What the list of drafters holds, and those of the second and the third lane; `chosen` are their values. */
+export const offer = (all, ...chosen) => {
+  const { drafters, front } = page.drafters;
+  const own = page.known?.starting[page.preset]?.drafter;
+  const few = [...new Set([own, ...front.filter((name) => !(name in missing()))])].slice(0, FEW);
+  const lanes = [["No lane", ""], ...drafters.filter(([, name]) => name !== "none").map(offered)];
+  const listed = drafters.filter(([, name]) => all || few.includes(name) || name === chosen[0]).map(offered);
+  return [listed, lanes, lanes].map((choices, list) => {
+    const refused = chosen[list] in missing() && before[list] !== undefined && before[list] !== chosen[list];
+    if (refused) sd.problem(`${chosen[list]} cannot be used here: ${missing()[chosen[list]]}.`);
+    else if (before[list] !== chosen[list]) {
+      if (before[list] !== undefined) sd.problem("");
+      before[list] = chosen[list];
+    }
+    return { choices, ...(refused && { value: before[list] }), __type__: "update" };
+  });
 };
 
 // --- links: they fill the form and never run anything

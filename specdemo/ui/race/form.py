@@ -102,6 +102,7 @@ def _add_settings(
     form["drafter"] = gr.Dropdown(
         drafters(), value=drafter, label="Drafter", info=describe(first, drafter), elem_id="drafter"
     )
+    form["all"] = gr.Checkbox(False, label="All drafters", container=False, elem_id="all-drafters")
     with gr.Row(elem_id="k-row"):
         form["k"] = gr.Slider(
             0,

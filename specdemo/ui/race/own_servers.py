@@ -95,10 +95,10 @@ class ServerRun(RaceRun):
         found, alone = outcome(race), len(race.lanes) == 1
         if alone:
             found = replace(
-                found, sentence="There is no baseline to compare with: give the server without speculation, too."
+                found, sentence="There is nothing to compare with: give the server without speculation, too."
             )
         words = [found.badge["words"], *[TURNS] * (not alone)]  # and where the time went
-        for lane, title in ((PLAIN, "The baseline"), (SPECULATIVE, "The server")):
+        for lane, title in ((PLAIN, "The server without speculation"), (SPECULATIVE, "The server")):
             if facts := found.reports.get(lane, {}).get("server"):
                 words += [f"{title}: {_times(facts)}"] if facts["first_token_seconds"] is not None else []
                 words += facts["notes"]

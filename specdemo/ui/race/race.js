@@ -23,9 +23,6 @@ const SPEED_UPS = [
 ];
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
-/** What is wrong with a request stands beside the form. */
-const problem = (sentence) => sd.put(document.querySelector("#problem p") ?? {}, sentence); // watchers have no form
-
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
 export class Race extends Job {
   kind = "race";
@@ -218,7 +215,7 @@ export class Race extends Job {
     const opens = this.is("opening", "opened");
     super.wait(values);
     this.values = values;
-    problem("");
+    sd.problem("");
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     document.querySelector("#stage").toggleAttribute("data-recordings", false);
@@ -239,7 +236,7 @@ export class Race extends Job {
     const began = this.is("running", "showing");
     super.over(sentence, state);
     if (!this.is("failed")) return;
-    problem(sentence);
+    sd.problem(sentence);
     if (began || !this.show.end) return this.speed();
     this.finish(this.show.end); // the race before stays
     this.say("failed");

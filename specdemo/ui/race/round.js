@@ -32,7 +32,7 @@ export const roundOf = (lane, at) => {
   };
 };
 
-/** The text before a round and its tiles. What became of a drafted token shows from its own test on, those up to `place`. */
+/** The text before a round and its tiles. What became of a guess shows from its own test on, those up to `place`. */
 export const tiles = ({ text, draft, branches, path, tested, last }, place) => {
   const shown = (branches ? path.slice(0, place + 1) : draft).map(([piece, code], at) => {
     const failed = at > tested - 1 && place >= tested - 1;

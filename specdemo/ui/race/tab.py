@@ -127,7 +127,9 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
     begun = chosen.input(begin, chosen, begins, queue=False, js="(preset) => specdemo.chose(preset)", **each)
     begun.success(load, chosen, None, js="(preset) => specdemo.wanted(preset)", **MODEL, **each)
     top.retry(load, chosen, None, preprocess=False, **MODEL, **QUIET)
-    top.able(None, None, [drafter, *(form[lane] for lane, _ in MORE_LANES)], js="() => specdemo.able()")
+    listed = [form["all"], drafter, *(form[lane] for lane, _ in MORE_LANES)]
+    for event in (top.able, *(part.change for part in listed)):
+        event(None, listed, listed[1:], js="(...values) => specdemo.offer(...values)", **QUIET)
     fields = [drafter, form["tree"]]
     drafter.change(chose_drafter, [chosen, drafter], fields, preprocess=False, queue=False, **QUIET)
 

@@ -6,7 +6,7 @@ const ID = "sd-tooltip";
 const MOST_BRANCHES = 8;
 const GAP = 8; // px between a tooltip and what it is about, or the edge of the window
 
-/** Under the match rule, and in a tree, a drafted token passes if it is `own`, which the target wrote at its place. */
+/** Under the match rule, and in a tree, a guess passes if it is `own`, which the target wrote at its place. */
 const matched = ([text, code], own) =>
   ({
     u: ["Target's own draw", "not used", ""],
@@ -18,7 +18,7 @@ export const tokenFacts = ({ token, index, k, rule, own, tried, tokens }) => {
   const [, code, p, q, draw, place] = token;
   const rows = [];
   if (code === "r" && tried.length === 1) rows.push(["In place of", said(tried[0][0]), "which was drafted"]);
-  if (index >= 0) rows.push(["Round", String(index + 1), place ? `drafted token ${place} of ${k}` : ""]);
+  if (index >= 0) rows.push(["Round", String(index + 1), place ? `guess ${place} of ${k}` : ""]);
   rows.push(["Target's probability", share(p), "p"]);
   if (q === undefined) return rows;
   rows.push(["Drafter's probability", share(q), "q"]);

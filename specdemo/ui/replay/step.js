@@ -8,7 +8,7 @@ const SHOWN = 7; // tokens of a distribution; the rest is one bar
 const RACED = 10; // tokens of an exponential race
 const WHY = {
   r: "The target's own token takes the place of the rejected one",
-  b: "All drafted tokens passed, so the target's next token comes for free",
+  b: "All guesses passed, so the target's next token comes for free",
   t: "The target writes a token by itself",
 };
 
@@ -139,8 +139,8 @@ export class Step {
     if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
     const [draft, verify] = this.seconds;
     return [
-      `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
-        "which computes the probability of every token at each position. Then the drafted tokens are tested from left to right.",
+      `The drafter guesses ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
+        "which computes the probability of every token at each position. Then the guesses are tested from left to right.",
     ];
   }
 
@@ -148,8 +148,8 @@ export class Step {
     const [text, code, p, q, draw] = this.draft[place];
     const passed = code === "a";
     const behind = this.draft.length - this.tested;
-    const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} after it ${behind === 1 ? "is" : "are"} discarded untested.`;
-    const head = `Drafted token ${place + 1} is ${said(text)}.`;
+    const lost = passed || !behind ? "" : ` The ${many(behind, "guess", "guesses")} after it ${behind === 1 ? "is" : "are"} discarded untested.`;
+    const head = `Guess ${place + 1} is ${said(text)}.`;
     const known = this.places[place];
     if (this.matches) {
       const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the noise of this position.`;
@@ -162,7 +162,7 @@ export class Step {
     const bars = rows ? [this.bars(rows, [["p", "target", 1], ["q", "drafter", 2]])] : [];
     if (this.greedy) {
       const verdict = passed ? "It is, so it passes." : "It is not, so it fails.";
-      return [`${head} At temperature 0 a drafted token passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
+      return [`${head} At temperature 0 a guess passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
     }
     if (p === null || q === null || draw === null) {
       return [`${head} It ${passed ? "passes" : "fails"}. This recording does not hold p, q and the draw of its test.${lost}`, ...bars];
@@ -197,7 +197,7 @@ export class Step {
     if (this.greedy || this.matches || code !== "r") return [`${WHY[code]}: ${this.drew(this.last)}.${lacking}`, ...this.drawnFrom(place)];
     const words =
       "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
-      `max(0, p − q), scaled up to 1. With the drafted tokens that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
+      `max(0, p − q), scaled up to 1. With the guesses that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
     if (!place) return [words];
     const [left, candidates] = place;
     const residual = candidates.map(([piece, p_, q_, mark]) => [piece, left ? Math.max(0, p_ - q_) / left : 0, 0, mark === "g" ? "" : mark]);
@@ -211,7 +211,7 @@ export class Step {
     const before = prompt + this.written - 1;
     const read = 1 + this.draft.length;
     const trimmed = read - this.emitted;
-    const also = this.draft.length ? ` and ${many(this.draft.length, "drafted token")}` : "";
+    const also = this.draft.length ? ` and ${many(this.draft.length, "guess", "guesses")}` : "";
     const end = trimmed ? `${trimmed} of them ${trimmed === 1 ? "is" : "are"} trimmed, which leaves ${before + this.emitted}.` : "All of them stay.";
     const words =
       `The target keeps a cache with one entry for each token it has read. This pass read the last token written${also}, ` +
@@ -246,7 +246,7 @@ export class Step {
     return make("div", "sd-arrivals", ...tables);
   }
 
-  /** Rows [text, p, q, mark] of a place where a drafted token was tested; null where nothing is known of it. */
+  /** Rows [text, p, q, mark] of a place where a guess was tested; null where nothing is known of it. */
   distribution(place) {
     const [text, code, p, q] = this.draft[place];
     if (!this.greedy && this.places[place]) return this.ranked(this.places[place][1]);

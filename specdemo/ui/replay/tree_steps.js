@@ -46,7 +46,7 @@ export const treeSteps = (step, tokens) => {
     const [drafting, pass] = step.seconds;
     const sure = estimates ? " q is how sure the drafter is of a token." : "";
     const words =
-      `The drafter proposes a tree of ${many(draft.length, "token")} in ${millis(drafting)}: where it is not sure, several for the same place.${sure} ` +
+      `The drafter guesses a tree of ${many(draft.length, "token")} in ${millis(drafting)}: where it is not sure, several for the same place.${sure} ` +
       `The target reads all branches in one pass of ${millis(pass)}. Then it goes from token to token, as long as its own next one was drafted there.`;
     return [words, tree(-1)];
   };

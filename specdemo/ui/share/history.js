@@ -1,5 +1,6 @@
 // The last races of this browser: they stay in it, and no server hears of them.
 import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
 
 const KEY = "specdemo-races";
 const VERSION = 1; // of what is kept
@@ -15,6 +16,9 @@ const read = () => {
     return [];
   }
 };
+
+/** How fast the last race of a preset with a drafter was, if there was one. */
+export const lastSpeedUp = (preset, drafter) => Number(read().find((race) => race.preset === preset && race.drafter === drafter)?.ratio) || null;
 
 export class History {
   /** `again` is called with the query that fills in the form as it was. */
@@ -36,7 +40,7 @@ export class History {
       others.length > 0 && `${others.length + 1} readers`,
       `temperature ${settings.temperature}`,
     ];
-    const told = { prompt: line.slice(0, LONGEST_PROMPT), preset, how: how.filter(Boolean).join(", ") };
+    const told = { prompt: line.slice(0, LONGEST_PROMPT), preset, drafter, how: how.filter(Boolean).join(", ") };
     const race = { when: Date.now(), ...told, ratio, exact: exactness.title, query };
     this.put([race, ...read()].slice(0, MOST));
   }
@@ -44,6 +48,7 @@ export class History {
   put(races) {
     sd.keep(KEY, JSON.stringify({ version: VERSION, races }));
     this.show(races);
+    page.offerDrafters?.();
   }
 
   show(races) {

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from asyncio import sleep
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from html import escape
+from socket import AF_INET, SOCK_DGRAM, socket
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import segno
 from starlette.requests import Request
@@ -13,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..runs import Runs
+from ..serving.entry import LOOPBACK
 from ..serving.head import modules
 from ..serving.stream import KEEP_ALIVE_SECONDS, after, following, is_set, may_see
 from .watches import Watch, Watches
@@ -23,6 +28,8 @@ NOT_OPEN = "The server does not know this page. Reload it and try again."
 WAITED = 20  # times that a session is looked for: on a busy machine a new page takes seconds to report
 LONGEST_ADDRESS = 500  # a QR code of it can still be read
 SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
+EVERYWHERE = "0.0.0.0", "::"  # hosts of a page for the network
+ELSEWHERE = "192.0.2.1", 9  # an address for documentation (RFC 5737): not of this machine
 PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
 
 
@@ -30,7 +37,7 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
     """`/watches?session=<hash>`: a page begins to share; `/watches/<token>?session=<hash>`: it stops.
     `/watch/<token>`: the page of a watcher; `/watched/<token>`: its events, the messages of one race after the other.
 
-    The link is made by the page that shares: it knows the `address` at which others reach the server.
+    The page that shares knows the `address` at which others reach the server, unless it is on the server's own machine.
 
     Args:
         head: the elements of style that the page of a watcher needs.
@@ -48,7 +55,7 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
             await sleep(0.2)  # a page that comes back into sight asks for its status again just now
         if watch is None:
             return JSONResponse({"error": NOT_OPEN}, 409)
-        link = address + watch.token
+        link = network_address(address, request.app.get_blocks()) + watch.token
         picture = segno.make(link, micro=False).svg_data_uri(scale=5, light="#fff")
         return JSONResponse({"token": watch.token, "link": link, "picture": picture})
 
@@ -121,6 +128,16 @@ async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
         elif ended:
             yield ENDED
             return
+
+
+def network_address(address: str, blocks: Any) -> str:
+    """An address of this machine for itself, as the network knows it, if the page of `blocks` is for the network."""
+    with suppress(OSError, ValueError), socket(AF_INET, SOCK_DGRAM) as probe:  # no network, or no address
+        parts = urlsplit(address)
+        if parts.hostname in LOOPBACK and blocks.server_name in EVERYWHERE:
+            probe.connect(ELSEWHERE)  # nothing is sent: it chooses the interface
+            return urlunsplit(parts._replace(netloc=f"{probe.getsockname()[0]}:{parts.port or blocks.server_port}"))
+    return address
 
 
 def _page(head: str, sentence: str) -> str:

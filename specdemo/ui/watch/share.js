@@ -5,7 +5,7 @@ import { session, showDialog } from "../assets/top.js";
 
 const LOOPBACK = /^(localhost|127\..*|\[::1\])$/; // a browser's names for its own machine
 
-export const isLocal = () => LOOPBACK.test(window.location.hostname);
+export const isLocal = ({ hostname } = window.location) => LOOPBACK.test(hostname);
 
 const asked = (path, method, query = {}) => fetch(`${sd.address(path)}?${new URLSearchParams({ session, ...query })}`, { method });
 
@@ -22,7 +22,8 @@ export const showSharing = () =>
       page.race.parts.watch.toggleAttribute("data-on", Boolean(shares));
       if (!shares) return;
       Object.assign(parts.link, { href: shares.link, textContent: shares.link });
-      parts.picture.hidden = isLocal(); // nobody else reaches it
+      parts.local.hidden = !isLocal(new URL(shares.link));
+      parts.picture.hidden = !parts.local.hidden; // nobody else reaches it
       parts.picture.src = shares.picture;
     };
     const share = async () => {
@@ -38,7 +39,6 @@ export const showSharing = () =>
     const unreachable = () => show(page.shares, sd.UNREACHABLE);
     parts.share.addEventListener("click", () => share().catch(unreachable));
     parts.stop.addEventListener("click", () => stop().catch(unreachable));
-    parts.local.hidden = !isLocal();
     show(page.shares ?? null);
     if (!page.shares) return;
     // The server ends what is shared when it hears nothing of the page for too long.
