@@ -146,12 +146,6 @@ class Outcome:
     def apt_rate(self) -> float:
         return self._rate(self.most_apt)
 
-    @property
-    def begins(self) -> str:
-        """The sentence up to a colon, if it has one."""
-        before, _, after = sentence("race", self).partition(": ")
-        return before if after else ""
-
     # JSON -------------------------------------------------------------------------------------------------------
 
     def _json(self) -> dict[str, Any]:

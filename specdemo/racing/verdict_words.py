@@ -209,9 +209,12 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
     "and drafted": {"": (lambda v: v.memory_shares[1] is not None, ", {memory_shares[1]:.0%} with the drafter")},
     # In short
     "headline": {
-        "slower": (lambda v: v.side < 0, "Slower: {speeds}."),
         "tied": (lambda v: v.side == 0, "No faster and no slower, within timing noise."),
-        "": "{speeds}.",
+        "slower": (lambda v: v.side < 0, "Slower: a pass {gives and takes}."),
+        "": "A pass {gives and takes}.",
+    },
+    "gives and takes": {
+        "": "gives {tokens:tokens} tokens {for each} and, with its draft, takes {needed:.2f} times as long"
     },
     "chips": {
         "tokens per pass": "{tokens:tokens}",

@@ -66,9 +66,8 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     },
     "race headline": {
         "busy": (lambda o: o.busy, ""),
-        "one": (lambda o: len(o.verdicts) == 1 and o.best.is_long, "{best.headline}"),
-        "several": (lambda o: o.verdicts and o.best.is_long, "{fastest}: {best.headline}"),
-        "short": (lambda o: o.begins, "{begins}."),
+        "one": (lambda o: len(o.verdicts) == 1 and o.speed_up, "{best.headline}"),
+        "several": (lambda o: o.speed_up, "{fastest}: {best.headline}"),
     },
     "badge of readers": {
         "so far": (lambda o: o.stopped, "So far {all readers} get exactly the text that they get without the drafter."),

@@ -61,7 +61,6 @@ FIGURES: Figures = {  # of a drafter on a few prompts, before one is chosen; `ne
     "speed_up": average("speed_up", geometric_mean),
 }
 ANSWERS = {YES: "Yes, it pays", NO: "No, it does not pay", UNCLEAR: "Unclear"}
-BUSY = "Unclear: busy."
 
 
 class Check(Study):
@@ -254,7 +253,7 @@ class Check(Study):
         """The answer and its figure in one sentence."""
         found = self.found
         if self.answer == UNCLEAR and found is not None and found.pace.busy:
-            return BUSY
+            return f"{ANSWERS[UNCLEAR]}. {found.basis()[0]}"
         if found is None or found.often == 0:
             reason = "nothing was measured" if found is None else "nothing was drafted"
         else:
@@ -294,7 +293,7 @@ class Check(Study):
         return facts["bytes_per_pass"] / size if size else 0
 
     def paste(self) -> str:
-        """The result for another place: a line with the answer, the model and the machine, then the flags."""
+        """The result for another place: the answer, the model and the machine, then what to do and the flags."""
         if self.found is None:
             return ""
         model, machine = str(self.found.engine.get("model", "")), ""
@@ -306,7 +305,7 @@ class Check(Study):
             machine = f"{self.found.engine['engine']} {self.found.engine.get('version') or ''}".strip()
         first = " ".join(["Does speculative decoding pay?", self.verdict, *(f"{part}." for part in (model, machine))])
         flags = [f"{row['program']}: {row['argument']}" for row in self.elsewhere()]
-        return "\n".join([first, *(flags or [self.to_do])])
+        return "\n".join([first, self.to_do, *flags])
 
     def words(self) -> list[str]:
         """The verdict, what to do, and the rest."""
@@ -344,6 +343,8 @@ class Check(Study):
         if not (found and found.speed_up):
             charts = charts[1:]
         first = next((chart for chart in charts if chart[1]), None)
+        if found and found.pace.busy:
+            first = None  # its figures are those of the other programs, too
         if not self._over:
             return [Section(plots=[first])] if first else []
         verdict, to_do, *rest = self.words()

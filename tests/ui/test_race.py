@@ -208,8 +208,9 @@ def test_three_figures_each_have_a_sentence(raced: Raced) -> None:
     found = LaneVerdict(plain, drafted, DraftedLane("prompt-lookup", 4))
     assert found.draft_cost is not None
     assert found.check_cost is not None
-    assert headline(page) == f"{found.speed_up:.2f}× writing, {found.in_all:.2f}× in all."
-    assert page.locator("#race .sd-speed").inner_text().replace("\n", " ").startswith(headline(page).removesuffix("."))
+    speeds = page.locator("#race .sd-speed").inner_text().replace("\n", " ")
+    assert speeds.startswith(f"{found.speed_up:.2f}× writing, {found.in_all:.2f}× in all")
+    assert tells(headline(page), f"gives {found.tokens:.1f} tokens takes {found.tokens / found.speed_up:.2f} times")
     page.evaluate("specdemo.race.parts.behind.open = true")
     chips, tip = page.locator("#race .sd-fact"), page.locator(".sd-tip.open")
     longer = max(found.check_cost - 1, 0)
@@ -1348,7 +1349,6 @@ def raced_trees(ended_trees: tuple[Page, list[Round]], script: Script) -> tuple[
 def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced_trees: tuple[Page, list[Round]]) -> None:
     page, rounds = raced_trees
     assert tells(page.locator(f"{LANE} h2").inner_text(), "ngram, trees 40")
-    assert page.locator(f"{LANE} .sd-strip-row b").inner_text() == f"{sum(len(r.drafted) for r in rounds)} nodes"
     emitted = page.locator(f"{LANE} .sd-text .tok:is(.a, .r, .b, .t)")
     assert "".join(emitted.all_inner_texts()).startswith("one two three four five")
 
@@ -1422,7 +1422,6 @@ def test_a_tree_moves_nothing_and_reads_well_on_a_phone(visit: Visit, script: Sc
     assert page.evaluate("window.shifts") == []
     page.locator("#race .sd-again").click()
     page.locator(".sd-play:enabled").wait_for()
-    page.locator(".sd-through").click()
     for _ in range(3):
         page.get_by_role("button", name="Next step").click()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

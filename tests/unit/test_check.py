@@ -198,7 +198,8 @@ def test_the_page_has_the_verdict_what_to_do_one_chart_and_lines_to_paste_then_t
     first, *flags = front.paste.splitlines()
     assert study.verdict in first
     assert tells(first, "toy bfloat16. Toy CPU, 2 threads.")
-    assert flags == [f"{row['program']}: {row['argument']}" for row in study.elsewhere()]
+    assert flags[0] == study.to_do
+    assert flags[1:] == [f"{row['program']}: {row['argument']}" for row in study.elsewhere()]
     assert study.result()["paste"] == front.paste
 
 

@@ -9,15 +9,16 @@ import { openRace } from "../share/links.js";
 
 const last = { kind: null, at: 0, prompt: "" }; // that was shown
 
-/** The next example of a kind, for the prompt. */
+/** The next example of a kind, for the prompt: another one than it has. */
 export const example = ([kind, prompts]) => {
   last.at = kind === last.kind ? last.at + 1 : 0;
+  if (last.prompt !== null && prompts[last.at % prompts.length] === document.querySelector("#prompt textarea").value) last.at++;
   last.kind = kind;
   return (last.prompt = prompts[last.at % prompts.length]);
 };
 
-/** Put an example of the kind that was chosen last into the form, by its place; it resolves when it is there. */
-export const pick = async (at) => {
+/** Put an example of the kind that was chosen last into the form, by its place or the next; it resolves when it is there. */
+export const pick = async (at = last.at + 1) => {
   const kinds = [...document.querySelectorAll("#examples button")];
   const field = document.querySelector("#prompt textarea");
   last.kind ??= kinds[0].textContent.trim().toLowerCase();

@@ -36,13 +36,13 @@ export class Lane {
 
   /** `settings` are those of the run that begins. */
   clear({ max_new_tokens: max, rule }) {
-    Object.assign(this, { max, rule, nodes: "drafted", events: [], figures: null, ofAll: null, stuck: true });
-    Object.assign(this, { passes: 0, tokens: 0, drafted: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
+    Object.assign(this, { max, rule, events: [], figures: null, ofAll: null, stuck: true });
+    Object.assign(this, { passes: 0, tokens: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
     this.parts.text.replaceChildren();
     this.strip.clear();
     const [none, most] = max ? ["0", `of ${max} tokens`] : ["–", "tokens"];
-    const shown = { state: "", rate: "–", passes: none, tokens: none, passWord: "passes", most, clock: "–", drafted: "" };
+    const shown = { state: "", rate: "–", passes: none, tokens: none, passWord: "passes", most, clock: "–" };
     for (const [part, text] of Object.entries(shown)) this.parts[part].textContent = text;
     this.parts.bar.style.transform = "scaleX(0)";
   }
@@ -59,8 +59,6 @@ export class Lane {
     if (seconds || !this.passes) {
       this.passes += merged || 1;
       this.tokens += row[2].filter(isEmitted).length;
-      this.drafted += row[2].some(([, code]) => !code) ? NaN : row[1]; // a server may not tell
-      if (isTree(row[2])) this.nodes = "nodes";
     }
     this.strip.take(event, this);
     if (row) this.events.push([row, ends]);
@@ -135,7 +133,6 @@ export class Lane {
       passes: String(this.passes),
       passWord: this.passes === 1 ? "pass" : "passes",
       tokens: String(this.tokens),
-      drafted: this.drafted ? `${this.drafted} ${this.nodes}` : "",
       clock: `${this.clock.toFixed(2)} s`,
     };
     if (this.exact && this.figures.finish_reason) shown.state = ENDINGS[this.figures.finish_reason];

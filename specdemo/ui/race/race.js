@@ -8,7 +8,7 @@ import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
 import { Proof } from "./proof.js";
 import { PACE, PACES, Show } from "./show.js";
-import { scaleOf } from "./strip.js";
+import { scaleOf, wholeScale } from "./strip.js";
 import { tooltips } from "./tooltip.js";
 import { Wall, draftedLanes, readersOf } from "./wall.js";
 
@@ -323,6 +323,7 @@ export class Race extends Job {
     this.charts.show(end.stats, end);
     if (this.values && this.is("showing")) page.share?.raced(this, this.values, end); // it was run here, and is new
     this.say("ended");
+    this.draw(); // the strips as a whole
     this.proof.show(end.exactness);
   }
 
@@ -365,12 +366,13 @@ export class Race extends Job {
     const now = performance.now();
     const strips = (this.wall?.blocks ?? lanes).map(({ strip }) => strip);
     this.scale = scaleOf(strips, this.scale);
-    for (const strip of strips) strip.draw(this.scale);
+    const scale = this.is("ended", "opened") ? wholeScale(strips, this.scale) : this.scale;
+    for (const strip of strips) strip.draw(scale);
     for (const lane of lanes) lane.draw();
     if (this.is("running", "showing", "opening", "opened") && now >= this.due) this.drawFigures(now);
     // After everything else: it makes the browser lay out what has changed.
     for (const lane of lanes) lane.scroll();
-    for (const strip of strips) strip.scroll(this.is("ended", "opened"));
+    for (const strip of strips) strip.scroll();
   }
 
   drawFigures(now) {

@@ -10,7 +10,7 @@ const BUSY = ["waiting", "loading", "running", "showing"];
 
 export class Stage {
   constructor() {
-    Object.assign(this, { on: false, example: 0, idle: IDLE_MS, rest: REST_MS, touched: 0, rested: 0, played: 0 });
+    Object.assign(this, { on: false, idle: IDLE_MS, rest: REST_MS, touched: 0, rested: 0, played: 0 });
     document.addEventListener("visibilitychange", () => this.on && this.keepAwake());
     document.addEventListener("fullscreenchange", () => this.on && this.full && !document.fullscreenElement && this.toggle(false));
   }
@@ -18,6 +18,7 @@ export class Stage {
   toggle(on = !this.on) {
     this.on = on;
     document.body.classList.toggle("sd-on-stage", on);
+    window.scrollTo(0, 0);
     clearInterval(this.timer);
     for (const name of TOUCHES) document[on ? "addEventListener" : "removeEventListener"](name, this.touch, { passive: true, capture: true });
     this.touch();
@@ -41,23 +42,22 @@ export class Stage {
   // --- the keys
 
   get keys() {
-    const run = () => this.run(this.example);
+    const run = () => this.run();
     const next = () => (BUSY.includes(page.race.state) ? page.race.skip() : page.race.is("opening") ? page.race.opening.skipScene() : run());
-    return { pagedown: next, pageup: run, ".": () => this.run(this.example + 1), f: () => this.toggle(), escape: () => this.toggle(false) };
+    return { pagedown: next, pageup: run, ".": () => this.run(() => page.pick()), f: () => this.toggle(), escape: () => this.toggle(false) };
   }
 
   /** Whether it has done what a key asks for. */
   key(key) {
-    const act = /^[1-9]$/.test(key) ? () => this.run(key - 1) : this.keys[key];
+    const act = /^[1-9]$/.test(key) ? () => this.run(() => page.pick(key - 1)) : this.keys[key];
     act?.();
     return Boolean(act);
   }
 
-  /** Race an example of the kind that is open in the form. */
-  async run(at) {
+  /** Race the prompt of the form, or the example that is picked first. */
+  async run(pick) {
     if (BUSY.includes(page.race.state)) return;
-    this.example = at;
-    await page.pick(at);
+    await pick?.();
     press("run");
   }
 

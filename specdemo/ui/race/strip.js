@@ -18,6 +18,12 @@ export const scaleOf = (strips, before) => {
   return scale > 0 ? Math.min(scale, WIDEST / longest) : null;
 };
 
+/** The same when they are over: each is in sight as a whole, so that their lengths can be compared. */
+export const wholeScale = (strips, scale) => {
+  const [width, end] = [Math.min(...strips.map(({ node }) => node.clientWidth)), Math.max(...strips.map((one) => one.end))];
+  return width && end ? Math.min(scale, width / end) : scale;
+};
+
 /** The colours of what is drawn inside an element. */
 export const coloursOf = (element) => {
   const style = getComputedStyle(element);
@@ -118,8 +124,8 @@ export class Strip {
     }
   }
 
-  /** So that the newest pass is in sight, or after a race the first ones. */
-  scroll(ended) {
-    this.node.scrollLeft = ended ? 0 : this.end * this.scale - this.node.clientWidth;
+  /** So that the newest pass is in sight. */
+  scroll() {
+    this.node.scrollLeft = this.end * this.scale - this.node.clientWidth;
   }
 }
