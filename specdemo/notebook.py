@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from .decoding.events import Finished, emitted_tokens
-from .errors import BadInput
 from .models.one_loaded import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
 from .racing.outcome import Outcome
-from .racing.request import Request, fitted, parameters
+from .racing.request import Request, fitted, parameters, read_request
 from .racing.trace import PLAIN, Entry, save_trace, write_trace
-from .ui.race.request import read_request
 
 BETWEEN = 0.2  # seconds between two pictures of the texts; the lanes' clocks stand still meanwhile
 HEIGHT = 760  # pixels of the view
@@ -121,11 +119,9 @@ def race(
     known |= {"raw": None, "isolated": False, "readers": 1}
     if unknown := sorted({*settings} - {*known}):
         raise TypeError(f"There is no setting {', '.join(unknown)}. There are: {', '.join(sorted(known))}.")
-    if lanes is not None and (drafter, k) != (None, None):
-        raise BadInput("Each lane says its own drafter and K: leave out drafter and k.")
     chosen = find_preset(str(preset))
-    values = chosen.defaults.filled_in({**known, "drafter": drafter, "k": k, **settings})
-    request = read_request(prompt=prompt, preset=chosen.name, presets=[chosen.name], lanes=lanes, **values)
+    asked = {**known, "drafter": drafter, "k": k, **settings}
+    request = read_request(prompt=prompt, preset=chosen.name, defaults=chosen.defaults, lanes=lanes, **asked)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without widgets
         loaded = load_kept(_kept, chosen, dtype)

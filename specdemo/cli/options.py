@@ -20,8 +20,8 @@ from ..errors import BadInput
 from ..formats import reason
 from ..models.presets import Preset
 from ..racing.remembered import MemoryFile
-from ..racing.request import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
-from ..settings import SETTINGS, Field, Settings, read_k
+from ..racing.request import AT_ONCE, MOST_DRAFTED, Request, fitted, parameters, read_request
+from ..settings import SETTINGS, Field, read_k
 from ..studies.prompts import read_prompts
 from ..studies.study import DRAFTER
 from ..studies.tables import Table, aligned, write_csv, write_json
@@ -170,19 +170,12 @@ class DecodingOptions(Decoded):  # type: ignore[misc,valid-type]
         self, prompt: str, preset: Preset, lane_names: Sequence[str] | None = None, readers: int = 1
     ) -> Request:
         """What is asked for, complete."""
+        if lane_names and (self.drafter is not None or self.k is not None or self.tree):
+            raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter, -k and --tree.")
         given = asdict(self)
-        more: tuple[DraftedLane, ...] = ()
-        if lane_names:
-            if self.drafter is not None or self.k is not None or self.tree:
-                raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter, -k and --tree.")
-            first, *rest = read_lanes(lane_names)
-            given |= asdict(first)
-            more = tuple(rest)
-        values = preset.defaults.filled_in(given)
-        drafter, raw, stop = values.pop("drafter"), values.pop("raw"), tuple(values.pop("stop") or ())
-        values["grammar"] = read_grammar(values.pop("schema"), values.pop("grammar"))
-        settings = Settings(**values, stop=stop)
-        return with_readers(Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more), readers)
+        given["grammar"] = read_grammar(given.pop("schema"), given["grammar"])
+        given |= {"prompt": read_prompt(prompt), "lanes": lane_names or None, "readers": readers}
+        return read_request(preset=preset.name, defaults=preset.defaults, **given)
 
     def fitted(self, request: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
         """`request.fitted`, with its note on stderr; what was asked for by an option stays as it is."""

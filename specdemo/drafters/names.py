@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import BadInput
+from ..formats import brief
 
 if TYPE_CHECKING:
     from ..decoding.drafter import Drafter
@@ -149,9 +150,9 @@ def menu() -> list[tuple[str, str]]:
     return [(f"{entry.does} ({name})", name) for name, entry in DRAFTERS.items()]
 
 
-def check_known(name: str) -> None:
-    if name not in DRAFTERS:
-        raise BadInput(f"There is no drafter called {name!r}. Choose one of: {', '.join(DRAFTERS)}.")
+def check_known(name: Any) -> None:
+    if name not in [*DRAFTERS]:
+        raise BadInput(f"There is no drafter called {brief(name)}. Choose one of: {', '.join(DRAFTERS)}.")
 
 
 @cache

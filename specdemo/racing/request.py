@@ -33,6 +33,7 @@ AT_ONCE = Field(
     help="How many prompts are decoded at once, 1, 2, 4, 8 or 16: this one and examples.",
 )
 LONG = "code", "story", "lists", "dialogue", "poem"  # kinds of examples for readers: few of their texts end early
+MAX_PROMPT = 200_000  # characters: more than any context here holds, and cheap to refuse before tokenising
 MOST_OF_ALL = 8192  # new tokens of all readers together: with and without a drafter they fit in a trace
 
 
@@ -40,7 +41,8 @@ MOST_OF_ALL = 8192  # new tokens of all readers together: with and without a dra
 class DraftedLane:
     """A lane that is asked for: the drafter, and the settings that can differ from lane to lane.
 
-    In a race of several lanes its name is `eagle:4`, `eagle:tree-8` or `draft-model:4:ahead`, for example.
+    In a race of several lanes its name is `eagle:4`, `eagle:tree-8` or `draft-model:4:ahead`, for example. `name` alone
+    writes such names and `read` alone reads them, wherever they are from: a form, a call, a link, a command or a trace.
     """
 
     drafter: str
@@ -52,9 +54,32 @@ class DraftedLane:
     def of(cls, drafter: str, settings: Settings) -> DraftedLane:
         return cls(drafter, settings.k, settings.tree, settings.ahead)
 
+    @classmethod
+    def read(cls, text: Any) -> DraftedLane:
+        drafter, colon, words = text.strip().partition(":") if isinstance(text, str) else ("", "", "")
+        tree, ahead = words.startswith(TREE), words.endswith(AHEAD)
+        try:
+            k = read_k(words.removeprefix(TREE).removesuffix(AHEAD))
+        except ValueError:
+            k = 0
+        if not colon or not (k == AUTO or 1 <= int(k) <= (MAX_NODES if tree else MAX_K)):
+            raise BadInput(
+                f"A lane is a drafter and its K, from 1 to {MAX_K} or {AUTO}, as in eagle:4 or ngram:auto, or for "
+                f"trees up to {MAX_NODES}, as in eagle:{TREE}8, and may end in {AHEAD}, not {brief(text)}."
+            )
+        check_known(drafter)
+        if drafter == "none":
+            raise BadInput(f"The target alone races in any case: leave out the lane {text.strip()}.")
+        return cls(drafter, k, tree, USUAL_AHEAD if ahead else 0)
+
     @property
     def name(self) -> str:
-        return f"{self.drafter}:{TREE if self.tree else ''}{self.k}{AHEAD if self.ahead else ''}"
+        return f"{self.drafter}:{self.draft}"
+
+    @property
+    def draft(self) -> str:
+        """How it drafts: its name without the drafter."""
+        return f"{TREE if self.tree else ''}{self.k}{AHEAD if self.ahead else ''}"
 
     @property
     def own_settings(self) -> dict[str, Any]:
@@ -115,6 +140,70 @@ class Request:
         return asdict(self)
 
 
+def read_request(
+    *,
+    prompt: Any,
+    preset: str,
+    drafter: Any = None,
+    defaults: Defaults | None = None,
+    lanes: Any = None,
+    readers: Any = 1,
+    stop: Any = (),
+    raw: Any = False,
+    isolated: Any = False,
+    most_new_tokens: int | None = None,
+    **settings: Any,
+) -> Request:
+    r"""What a form, a call or a command asks for: all is checked that can be without the models. Nothing is clamped.
+
+    Args:
+        preset: the name of one that is known.
+        defaults: what is meant by None; a form has none, and says everything.
+        lanes: texts like eagle:4 instead of `drafter`, K and `tree`; None if those are given.
+        readers: how many prompts are decoded at once; the others are examples.
+        stop: a list, or a text with one string a line (where \n stands for a line break).
+        most_new_tokens: how many may be asked for on a page, where prompts are also bounded; None if the context is the
+            only limit.
+    """
+    if not isinstance(prompt, str):
+        raise BadInput("The prompt must be a text.")
+    if not prompt.strip():
+        raise BadInput("The prompt is empty: type something first.")
+    if most_new_tokens is not None and len(prompt) > MAX_PROMPT:
+        raise BadInput(f"The prompt has {len(prompt):,} characters; at most {MAX_PROMPT:,} are taken. Shorten it.")
+    asked = {**settings, "drafter": drafter, "raw": raw}
+    more: tuple[DraftedLane, ...] = ()
+    if lanes is not None:
+        if (drafter, settings.get("k")) != (None, None) or settings.get("tree"):
+            raise BadInput(
+                f"Each lane says its own drafter, whether it drafts trees, as in eagle:{TREE}8, and its K: leave out "
+                "tree and k."
+            )
+        first, *rest = read_lanes(lanes)
+        asked, more = {**asked, "drafter": first.drafter, **first.own_settings}, tuple(rest)
+    asked = asked if defaults is None else defaults.filled_in(asked)
+    drafter, raw = asked.pop("drafter"), asked.pop("raw")
+    check_known(drafter)
+    for name, value in (("raw", raw), ("isolated", isolated)):
+        Field(name, "", "switch", in_sentences=name).check(value)
+    asked |= {name: whole_if_it_is(value) for name, value in asked.items() if SETTINGS[name].kind == "whole"}
+    if most_new_tokens is not None:
+        tokens = SETTINGS["max_new_tokens"]
+        tokens.check(asked.get("max_new_tokens", tokens.value), most_new_tokens)
+    read = Settings(**asked, stop=_stop_strings(stop))
+    return with_readers(Request(prompt, preset, drafter, read, raw, isolated, more), readers)
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        return tuple(line.replace("\\n", "\n") for line in stop.split("\n") if line)
+    if not isinstance(stop, (list, tuple)):
+        raise BadInput("The stop strings must be a list of texts.")
+    return tuple(stop)
+
+
 def with_readers(request: Request, readers: Any) -> Request:
     """A request with as many readers as somebody asks for. The others get examples, one of each kind in turn."""
     AT_ONCE.check(readers if isinstance(readers, str) else brief(whole_if_it_is(readers)))
@@ -168,26 +257,8 @@ def read_lanes(texts: Any) -> list[DraftedLane]:
         raise BadInput(f"The lanes must be a list of texts like eagle:4, not {brief(texts)}.")
     if len(texts) > MOST_DRAFTED:
         raise BadInput(f"At most {MOST_DRAFTED} lanes with a drafter race the target alone, not {len(texts)}.")
-    lanes = [_read_lane(text) for text in texts]
+    lanes = [DraftedLane.read(text) for text in texts]
     for place, lane in enumerate(lanes):
         if lane in lanes[:place]:
             raise BadInput(f"The lane {lane.name} is given twice.")
     return lanes
-
-
-def _read_lane(text: Any) -> DraftedLane:
-    drafter, colon, words = text.strip().partition(":") if isinstance(text, str) else ("", "", "")
-    tree, ahead = words.startswith(TREE), words.endswith(AHEAD)
-    try:
-        k = read_k(words.removeprefix(TREE).removesuffix(AHEAD))
-    except ValueError:
-        k = 0
-    if not colon or not (k == AUTO or 1 <= int(k) <= (MAX_NODES if tree else MAX_K)):
-        raise BadInput(
-            f"A lane is a drafter and its K, from 1 to {MAX_K} or {AUTO}, as in eagle:4 or ngram:auto, or for trees up "
-            f"to {MAX_NODES}, as in eagle:{TREE}8, and may end in {AHEAD}, not {brief(text)}."
-        )
-    check_known(drafter)
-    if drafter == "none":
-        raise BadInput(f"The target alone races in any case: leave out the lane {text.strip()}.")
-    return DraftedLane(drafter, k, tree, USUAL_AHEAD if ahead else 0)

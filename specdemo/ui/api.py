@@ -4,18 +4,16 @@ Gradio reads the types of an endpoint from its signature, so the annotations her
 module cannot postpone them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, signature
 from typing import Any, TypeAlias
 
 import gradio as gr
 
-from ..errors import BadInput
-from ..racing.request import AT_ONCE, parameters
+from ..racing.request import AT_ONCE, parameters, read_request
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
-from .race.request import read_request
 from .race.run import RaceRun
 from .runs import Runs
 from .serving.line import MODEL, job
@@ -34,15 +32,8 @@ def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
     def play(session: str | None, client: Any, values: dict[str, Any]) -> Iterator[tuple[RaceRun, str]]:
         try:
             engine.check(values["preset"])
-            lanes = None
-            if isinstance(values["drafter"], str) and ":" in values["drafter"]:
-                if values["k"] is not None:
-                    raise BadInput("Each lane says its own K: leave out k.")
-                if values["tree"]:
-                    raise BadInput("Each lane says whether it drafts trees, as in eagle:tree-8: leave out tree.")
-                lanes = [lane.strip() for lane in values["drafter"].split(",")]
-            values = starting(engine.presets[values["preset"]].defaults, budgets).filled_in(values)
-            read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **values)
+            defaults = starting(engine.presets[values["preset"]].defaults, budgets)
+            read = read_request(defaults=defaults, most_new_tokens=budgets.new_tokens, **values)
             run = runs.begin(RaceRun(read, budgets.race_seconds), session, client)
             for message in runs.play(run, engine):
                 yield run, message
@@ -60,6 +51,14 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
     given |= {"request": (gr.Request, Parameter.empty), "raw": (bool | None, None), "isolated": (bool, False)}
     given["readers"] = int, int(AT_ONCE.value)
     request, *names = dict.fromkeys([*PLACES.split(), *given])
+
+    def played(request: gr.Request, values: Sequence[Any]) -> Iterator[tuple[RaceRun, str]]:
+        """Drafters may be lanes, separated by commas."""
+        asked = dict(zip(names, values, strict=True))
+        if isinstance(asked["drafter"], str) and ":" in asked["drafter"]:
+            asked |= {"drafter": None, "lanes": asked["drafter"].split(",")}
+        return play(request.session_hash, request.client, asked)
+
     taken = [
         Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=given[name][1], annotation=given[name][0])
         for name in (request, *names)
@@ -73,7 +72,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         the preset has it. Streams messages, each one JSON object as a text with run, seq, and status, start, lanes or
         end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
-        for _, message in play(request.session_hash, request.client, dict(zip(names, values, strict=True))):
+        for _, message in played(request, values):
             yield message
 
     @job(RACE)
@@ -85,7 +84,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         each drafted lane; and in memory_shares how close the passes of each lane come to what the memory allows, None
         where that is not known."""
         summary: dict[str, Any] = {}
-        for run, _ in play(request.session_hash, request.client, dict(zip(names, values, strict=True))):
+        for run, _ in played(request, values):
             summary = run.summary
         return summary
 

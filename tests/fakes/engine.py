@@ -308,7 +308,7 @@ def read(tokenizer: Words, event: Event) -> Event:
 
 def asked_by_form(**values: Any) -> Request:
     """What the form asks for with some values. Raises BadInput if one is wrong."""
-    return read_form([{**FORM, **values}[name] for name in FIELDS], PRESETS, 2000)
+    return read_form([{**FORM, **values}[name] for name in FIELDS], 2000)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, study: type[Study], other: type[Study]) -> None:

@@ -17,6 +17,7 @@ from playwright.sync_api import expect
 from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.errors import BadInput
 from specdemo.models.presets import Defaults
+from specdemo.racing.request import read_request
 from specdemo.racing.trace import (
     PLAIN,
     SPECULATIVE,
@@ -35,7 +36,6 @@ from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import Job
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.race import run as run_module
-from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import MOST_BYTES, RaceRun, size_of
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
@@ -324,7 +324,7 @@ def test_a_run_counts_with_what_it_has_become_when_it_ends() -> None:
 
 
 def test_what_is_too_much_is_refused_before_it_begins() -> None:
-    values: dict[str, Any] = {"prompt": "one", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
+    values: dict[str, Any] = {"prompt": "one", "preset": "scripted", "drafter": "none"}
     assert read_request(**values, max_new_tokens=2000, most_new_tokens=2000).settings.max_new_tokens == 2000
     for wrong in (2001, 0, -5):
         with refuses(BadInput, f"1 2,000, {wrong}"):

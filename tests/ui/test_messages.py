@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.errors import BadInput
+from specdemo.racing.request import read_request
 from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, Request
 from specdemo.settings import Settings
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.race.colours import row_of
 from specdemo.ui.race.messages import Lanes
-from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json
 from tests.harness.texts import with_text
 
@@ -122,7 +122,7 @@ def test_no_tag_can_begin_in_a_message(message: dict[str, str]) -> None:
 
 
 def ask(**values: Any) -> Request:
-    usual = {"prompt": "a", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
+    usual = {"prompt": "a", "preset": "scripted", "drafter": "none"}
     return read_request(**{**usual, **values})
 
 

@@ -12,11 +12,11 @@ import gradio as gr
 import pytest
 
 from specdemo.models.presets import load_presets
+from specdemo.racing.request import read_request
 from specdemo.racing.trace import Entry
 from specdemo.ui import zero
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble, real_backend
-from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import RaceRun
 from tests.harness.ui_classes import Engine, Runs
 
@@ -36,7 +36,7 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
 
 
 def asked(**values: Any) -> Any:
-    usual = {"prompt": "To be", "preset": NAME, "drafter": "ngram", "presets": [NAME], "k": 4, "max_new_tokens": 40}
+    usual = {"prompt": "To be", "preset": NAME, "drafter": "ngram", "k": 4, "max_new_tokens": 40}
     return read_request(**{**usual, **values})
 
 

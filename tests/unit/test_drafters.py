@@ -30,10 +30,10 @@ from specdemo.engines.passes import alone
 from specdemo.errors import BadInput
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of, rule_for, start
+from specdemo.racing.request import read_request
 from specdemo.settings import AUTO, MAX_K, Settings
 from specdemo.tokens import DraftOutcome, TokenKind
 from specdemo.ui.race.form import describe
-from specdemo.ui.race.request import read_request
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, Scripted, accepting, costs_with, ids_of, proposed, random_table
 from tests.harness.engines import ARCHITECTURES, mixed, tiny_model
 from tests.harness.texts import decode, plain_text
@@ -147,7 +147,7 @@ def test_a_new_file_and_a_line_as_in_the_docs_add_a_drafter(
     loaded: Any = toy
     assert name in drafters_of(loaded, "")  # the benches'
     check_drafter(loaded, name)  # the command line's
-    assert read_request(prompt="a", preset="p", drafter=name, presets=["p"]).drafter == name  # the page's
+    assert read_request(prompt="a", preset="p", drafter=name).drafter == name  # the page's
     assert describe(load_presets()[0]["smollm2-135m"], name).startswith(entry.description)
     prompt = [0, 0, 0, 0]
     drafted = [event for event in greedy(toy, name, prompt, 3) if isinstance(event, Round)]

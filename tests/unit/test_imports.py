@@ -35,7 +35,7 @@ WITHOUT_TORCH = {
     "specdemo itself": "import specdemo; assert not {'gradio', 'numpy', 'typer'} & {*sys.modules}",
     "a race from Python": "from specdemo import race; assert 'gradio' not in sys.modules",
     "reading presets": "from specdemo.models.presets import load_presets; assert load_presets()[0]",
-    "drafters and forms": "import specdemo.drafters.names, specdemo.ui.race.request, specdemo.ui.lab.draw",
+    "drafters and forms": "import specdemo.drafters.names, specdemo.racing.request, specdemo.ui.lab.draw",
     "replay": REPLAY,
 }
 

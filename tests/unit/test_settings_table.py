@@ -57,12 +57,12 @@ def check_command_line() -> None:
 
 def check_reading() -> None:
     from specdemo.errors import BadInput
+    from specdemo.racing.request import read_request
     from specdemo.racing.trace import request_of
     from specdemo.ui.race.form import FIELDS
-    from specdemo.ui.race.request import read_request
 
     assert "patience" in FIELDS
-    asked: dict[str, Any] = {"prompt": "one", "preset": "one", "drafter": "none", "presets": ["one"]}
+    asked: dict[str, Any] = {"prompt": "one", "preset": "one", "drafter": "none"}
     given = read_request(**asked, patience=3).as_dict()
     assert given["settings"]["patience"] == 3
     assert request_of(given).as_dict() == given
@@ -81,7 +81,7 @@ def check_page() -> None:
     from playwright.sync_api import expect, sync_playwright
 
     from ..fakes.engine import Script
-    from ..ui.browser import executable, launched, run, served, shared
+    from ..ui.browser import executable, launched, more_settings, run, served, shared
 
     expect.set_options(timeout=20_000)
     script = Script()
@@ -93,7 +93,7 @@ def check_page() -> None:
         with launched(playwright) as browser:
             page = browser.new_page(permissions=["clipboard-read", "clipboard-write"])
             page.goto(f"{url}?prompt=one+two&patience=3")
-            page.click("#more > button")
+            more_settings(page)
             expect(page.locator("#patience input")).to_have_value("3")
             assert "Patience" in (page.locator("#patience").text_content() or "")
             run(page)

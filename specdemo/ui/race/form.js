@@ -3,7 +3,7 @@ import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { missing } from "../assets/top.js";
 import { lastSpeedUp } from "../share/history.js";
-import { openRace } from "../share/links.js";
+import { fieldsOf, openRace } from "../share/links.js";
 
 // --- the examples
 
@@ -27,7 +27,7 @@ export const pick = async (at = last.at + 1) => {
   for (let frames = 0; field.value !== last.prompt && frames < 60; frames++) await new Promise(requestAnimationFrame);
 };
 
-/** The line that opens the settings; `settings_in_short` writes the same. */
+/** The line that opens the settings. */
 export const inShort = ([drafter, k, auto, tree, temperature]) => {
   const size = sd.draftSize({ k: auto ? "auto" : k, tree });
   return { label: `${drafter}, ${size}, temperature ${temperature}: change`, __type__: "update" };
@@ -93,15 +93,13 @@ export const nameModel = (preset) => sd.keep(NAMED, JSON.stringify([...new Set([
 /** What the form holds, and where a link says something that can be used, that; and what cannot be used. */
 const filledFrom = (query, { fields, choices, starting }, values) => {
   const ignored = [];
-  const k = query.get("k");
   const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
+  const asked = fieldsOf(query);
   const filled = fields.map((name, place) => {
     const usual = begun.has(name) ? begun.get(name) : values[place];
-    if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
-    if (name === "tree") return query.has("tree") ? query.get("tree") === "true" : usual;
-    if (name === "match") return query.has("rule") ? query.get("rule") !== "rejection" : usual;
-    if (!query.has(name) || (name === "k" && k === "auto")) return usual;
-    const text = query.get(name);
+    const text = asked.get(name) ?? null;
+    if (text === null) return usual;
+    if (typeof usual === "boolean") return text === "true";
     const given = typeof usual === "number" ? (text.trim() ? Number(text) : NaN) : text;
     if (given === text ? !choices[name] || choices[name].includes(text) : Number.isFinite(given)) return given;
     ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);

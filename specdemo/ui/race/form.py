@@ -14,12 +14,10 @@ from ...drafters.names import DRAFTERS
 from ...drafters.names import menu as drafters
 from ...models.presets import Defaults, Preset
 from ...models.results import describe_results
-from ...racing.request import AT_ONCE, TREE
-from ...racing.trace import Request
-from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
+from ...racing.request import AT_ONCE, DraftedLane, Request, read_request
+from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, whole_if_it_is
 from ..budgets import Budgets, starting
 from ..serving.line import QUIET
-from .request import read_request
 
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 # A box stands for K = auto, and another one for the rule.
@@ -32,7 +30,8 @@ NO_LANE = ""
 LANE_CHOICES = [("No lane", NO_LANE), *(choice for choice in drafters() if choice[1] != "none")]  # of one more lane
 CHAT, RAW = "chat", "raw"
 NODES = AUTO, 4, 8, 16, 32, MAX_NODES  # of the trees of one more lane
-K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tree, {k}", f"{TREE}{k}") for k in NODES)]
+OF_LANES = [DraftedLane("", k) for k in (AUTO, *range(1, MAX_K + 1))], [DraftedLane("", k, tree=True) for k in NODES]
+K_CHOICES = [(f"{'tree, ' * lane.tree}{lane.k}", lane.draft) for lane in chain(*OF_LANES)]
 HIDE_MATCH = (
     "(t) => { document.getElementById('match').classList.toggle('sd-off', t === 0) }"  # it changes nothing then
 )
@@ -76,21 +75,12 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
     gr.HTML('<p class="sd-said" role="alert" data-failed></p>', elem_id="problem")
-    with gr.Accordion(
-        settings_in_short(*(chosen[name] for name in IN_SHORT)), open=False, elem_id="settings"
-    ) as settings:
+    with gr.Accordion("Settings", open=False, elem_id="settings") as settings:
         _add_settings(form, presets, chosen, budgets)
     shown = [form[name] for name in IN_SHORT]
-    gr.on(
-        [field.change for field in shown], None, shown, settings, js="(...values) => specdemo.inShort(values)", **QUIET
-    )
+    # When the page is opened, and after every change of these.
+    gr.on(None, None, shown, settings, js="(...values) => specdemo.inShort(values)", **QUIET)
     return form
-
-
-def settings_in_short(drafter: str, k: float, auto: bool, tree: bool, temperature: float) -> str:
-    """The line that opens the settings. `inShort` in form.js writes the same."""
-    size = f"{'trees, ' if tree else ''}K auto" if auto else f"trees of {k:g}" if tree else f"K {k:g}"
-    return f"{drafter}, {size}, temperature {temperature:g}: change"
 
 
 def _add_settings(
@@ -218,20 +208,15 @@ def describe(preset: Preset, drafter: str) -> str:
     return f"{DRAFTERS[drafter].description} {measured}".rstrip()
 
 
-def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tokens: int | None = None) -> Request:
+def read_form(values: Sequence[Any], most_new_tokens: int | None = None) -> Request:
     """The request that the raw values of the form, in the order of `FIELDS`, stand for."""
     named = dict(zip(FIELDS, values, strict=True))
     mode, order, auto, match = (named.pop(name) for name in ("mode", "order", "auto", "match"))
-    more = [(named.pop(lane), named.pop(k)) for lane, k in MORE_LANES]
-    more = [lane for lane in more if lane[0] not in (NO_LANE, None)]
-    one_of("prompt mode", mode, (CHAT, RAW))
-    one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
+    named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
     if auto is True:
         named["k"] = AUTO
-    Field("match", "", "switch", in_sentences="match").check(match)
-    named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
-    if more:
-        first = f"{TREE if named.pop('tree') is True else ''}{whole_if_it_is(named['k'])}"
-        lanes = [(named["drafter"], first), *more]
-        named["lanes"] = [f"{drafter}:{k}" for drafter, k in lanes]
-    return read_request(presets=list(presets), most_new_tokens=most_new_tokens, **named)
+    more = [(named.pop(lane), named.pop(draft)) for lane, draft in MORE_LANES]
+    if lanes := [f"{drafter}:{draft}" for drafter, draft in more if drafter not in (NO_LANE, None)]:
+        first = DraftedLane(named.pop("drafter"), whole_if_it_is(named.pop("k")), named.pop("tree") is True)
+        named["lanes"] = [first.name, *lanes]
+    return read_request(most_new_tokens=most_new_tokens, **named)

@@ -2,7 +2,7 @@
 
 A message holds the run's id, a sequence number and, as far as there is news, one of these:
 
-    start    the settings that the panes show and what a pass reads; it clears what an earlier run left
+    start    the request and the names of its lanes; it clears what an earlier run left
     lanes    {lane: [event, ...]}: what is new in each lane
     end      the summary: the final figures, the sentence, how exact it was; the last `lanes` come with it
     status   what the model is doing before a run can begin
@@ -27,7 +27,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...decoding.events import Round
+from ...racing.compare import OWN_DRAFTER
 from ...racing.figures import LaneFigures, ReaderFigures
+from ...racing.request import Request
 from ...racing.trace import Entry
 from .colours import row_of
 
@@ -107,6 +109,12 @@ class BatchFigures:
     def _fill_in(self, name: str) -> None:
         group, event = self._without.pop(name)
         event["of_all"] = group.some(OF_ALL)
+
+
+def shown_request(request: Request) -> dict[str, Any]:
+    """What the page shows of a request. Of a server, which drafts as it likes, K is None."""
+    fields = request.as_dict()
+    return {**fields, "settings": {**fields["settings"], "k": None}} if request.drafter == OWN_DRAFTER else fields
 
 
 def event_of(entry: Entry, at: float) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from ...racing.request import Request, fitted
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, ProgressNote, has_every_core
 from ..jobs import RACE, Job
-from .messages import Lanes
-from .request import shown_request
+from .messages import Lanes, shown_request
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
@@ -132,12 +131,9 @@ class RaceRun(Job):
         self.outcome = found
 
     def _beginning(self) -> dict[str, Any]:
-        """What the page shows of the request and the machine. `shared` says that the page, which is on this machine
-        too, takes the time in which it draws from the engine."""
-        return {
-            **shown_request(self.request),
-            "shared": self._shared,
-        }
+        """What the page shows of the request, and the names of its lanes. `shared` says that the page, which is on this
+        machine too, takes the time in which it draws from the engine."""
+        return {**shown_request(self.request), "lanes": [*self.request.lanes], "shared": self._shared}
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The Race tab: the form, the arena, and what happens when someone uses them.
 
-The handlers take the raw values of the form (`preprocess=False`) and check them by `request`, so that the page, a link
-and an API call are refused in the same words.
+The handlers take the raw values of the form (`preprocess=False`), which `read_request` checks as those of an API call.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence
         given, (raced, *addresses) = values[: len(FIELDS)], values[len(FIELDS) :]
         one_of("choice of what races", raced, [OF_PRESET, *[OF_SERVER] * bool(servers)])
         engine.check(given[FIELDS.index("preset")])
-        request = read_form(given, engine.presets, budgets.new_tokens)
+        request = read_form(given, budgets.new_tokens)
         if raced == OF_SERVER:
             return read_servers(request, addresses, budgets.race_seconds)
         return RaceRun(request, budgets.race_seconds)

@@ -2,12 +2,12 @@
 import * as sd from "../assets/page.js";
 import { Strip } from "./strip.js";
 
-/** The names of the drafted lanes that are asked for, see request.py, and their titles. A recording names its `lanes`. */
+/** The names of the drafted lanes, of all `lanes` of a race those after the first, and their titles. */
 export const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
-  if (lanes?.length > 2) return lanes.slice(1).map((name) => [name, name]);
+  const asked = [{ drafter, ...settings }, ...more];
   const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
-  if (!more.length || lanes) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
-  return [{ drafter, ...settings }, ...more].map((lane) => [`${lane.drafter}:${lane.tree ? "tree-" : ""}${lane.k}`, `${lane.drafter}, ${sd.draftSize(lane)}`]);
+  if (lanes.length <= 2) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
+  return lanes.slice(1).map((name, at) => [name, asked[at] ? `${asked[at].drafter}, ${sd.draftSize(asked[at])}` : name]);
 };
 
 /** What is asked of several readers, see request.py: the lanes [name, title] and the titles of the blocks. */

@@ -26,10 +26,9 @@ from ...errors import BadInput
 from ...racing.figures import LaneFigures
 from ...racing.outcome import Outcome
 from ...racing.remembered import memory_note
-from ...racing.request import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
+from ...racing.request import MAX_PROMPT, PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
-from ..race.messages import BatchFigures, event_of, live_figures
-from ..race.request import MAX_PROMPT, shown_request
+from ..race.messages import BatchFigures, event_of, live_figures, shown_request
 from ..values import to_json
 
 SIDES = PLAIN, SPECULATIVE, "drafted-2", "drafted-3"  # what the page calls lanes, whatever their names in the trace are

@@ -25,6 +25,8 @@ const copied = async (link) => {
   }
 };
 
+// A link names settings. Where the form has a box instead, `auto` and `match`, the two differ.
+
 /** The query by which a link fills in the form; "" if it is too long. */
 export const queryOf = (values) => {
   const query = new URLSearchParams();
@@ -34,6 +36,16 @@ export const queryOf = (values) => {
   query.set("rule", query.get("match") === "false" ? "rejection" : "match");
   query.delete("match");
   return String(query).length > LONGEST_QUERY ? "" : String(query);
+};
+
+/** The texts of the form's fields that a link names. */
+export const fieldsOf = (query) => {
+  const fields = new Map(query);
+  const k = fields.get("k");
+  if (k === "auto") fields.delete("k");
+  if (k === "auto" || (k && Number.isFinite(Number(k)))) fields.set("auto", String(k === "auto"));
+  if (fields.has("rule")) fields.set("match", String(fields.get("rule") !== "rejection"));
+  return fields;
 };
 
 export const copyLink = async (values) => {
