@@ -21,7 +21,7 @@ MAX_STOP = 1_000  # characters of each
 MAX_GRAMMAR = 100_000  # characters
 MATCH, REJECTION = "match", "rejection"
 RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
-KINDS = {bool: "switch", int: "whole", float: "number", str: "text", tuple: "texts"}  # of a `Field`, by its value
+KINDS = {bool: "switch", int: "whole", float: "number", str: "text", tuple: "text"}  # of a `Field`, by its value
 OF_SERVERS = "address", "key"  # kinds of a `Field`
 FORM, COMMAND = "form", "command"  # `Field.shown_in`
 
@@ -50,17 +50,15 @@ def read_k(text: str) -> int | str:
 class Field:
     """One thing that a form, a command, a link or a call asks for: what is allowed, and the words for it.
 
-    `kind` is switch, whole, number, text, texts (several), choice (a few), list (a choice of one in a list), drafter,
-    drafters (several), or one of `OF_SERVERS`: the address of a server and its API key, which may be empty. The command
-    line also has wholes and numbers (several), prompts (a file of them) and traces (files). A number has bounds, and so
-    has the length of a text. `choices` say what each value means in words; a number may be one of them, too. A drafter
-    without a `value` begins as the preset's own, drafters as all that the preset can use (`value` "all") or the
-    preset's own.
+    `kind` is switch, whole, number, text, choice, drafter, drafters (several), or one of `OF_SERVERS`: the address of a
+    server and its API key, which may be empty. A number has bounds, and so has the length of a text. `choices` say what
+    each value means in words; a number may be one of them, too. A drafter without a `value` begins as the preset's own,
+    drafters as all that the preset can use (`value` "all") or the preset's own.
 
     Attributes:
         label: on the page. There `info` stands below it, and fields of one `group` stand below that as a heading.
         in_sentences: its name there, if that is not the label in quotation marks.
-        help: on the command line, where it begins with `cli_default` if that is not None.
+        help: on the command line.
         shown_in: FORM or COMMAND, if only one of them has it.
     """
 
@@ -75,7 +73,6 @@ class Field:
     group: str = ""
     in_sentences: str = ""
     help: str = ""
-    cli_default: Any = None
     shown_in: str = ""
 
     def read(self, given: Any) -> Any:
@@ -90,12 +87,12 @@ class Field:
         """Check one value, with a bound of the caller's own if `high` is given."""
         known, instead, also = list(self.choices), _instead(value), ""
         good = isinstance(value, str) and value in known
-        if self.kind in ("list", "drafter", "drafters"):
+        if self.kind in ("drafter", "drafters"):
             several = self.kind == "drafters"
             if several and not (isinstance(value, list) and value):
                 raise BadInput("Choose at least one drafter.")
             for one in value if several else [value]:
-                one_of(self.in_sentences or self.label.lower(), one, known)
+                one_of("drafter", one, known)
             return
         if self.kind == "switch":
             good, allowed = isinstance(value, bool), "true or false"
@@ -106,7 +103,7 @@ class Field:
             allowed = f"a {'whole ' * (kind is int)}number from {self.bounds(high)}"
             also = f" Or choose {' or '.join(known)}." if known else ""
         elif self.kind == "choice":
-            allowed = " or ".join(known)
+            allowed = " or ".join(filter(None, known))
         else:  # a text, which is not quoted: it may hold a key
             good = isinstance(value, str) and self.low <= len(value.strip()) and len(value) <= self.high
             allowed, instead = f"a text of {f'{self.low} to' if self.low else 'at most'} {self.high:,} characters", ""

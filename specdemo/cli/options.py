@@ -74,10 +74,9 @@ AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")
 JsonFile = Annotated[Path | None, Option("--json", help="Also write everything to this file.")]
 
 
-TYPES: dict[str, Any] = {  # of fields; of all others it is a text
-    **{"whole": int, "number": float, "switch": bool},
-    **{"drafter": str | None, "prompts": Path, "traces": list[Path] | None},
-}
+TYPES: dict[str, Any] = {"whole": int, "number": float, "switch": bool, "drafter": str | None}  # by kind; else texts
+FILES = {"prompts": Path, "traces": list[Path] | None}  # the types of options by name
+SEVERAL = {"ks": int, "sizes": int, "fan_outs": int, "temperatures": float}  # numbers separated by commas, by name
 SPELLINGS = {  # of options, where they are not those of their fields
     **{"k": ("-k",), "ks": ("-k", "--k"), "temperatures": ("--temperature",), "traces": ("--trace",)},
     **{"tree": ("--tree/--chain",), "trees": ("--tree",), "rules": ("--rule",)},
@@ -118,11 +117,11 @@ def options_of(form: Iterable[Field]) -> type:
 
 def _option(field: Field) -> tuple[str, Any, Any]:
     """The name of a field, its type and what it begins with."""
-    kind = TYPES.get(field.kind, str)
+    kind = FILES.get(field.name) or TYPES.get(field.kind, str)
     least = int(field.low) if kind is int and field.name not in SETTINGS else None  # the settings have bounds
     option = Option(*SPELLINGS.get(field.name, ()), help=field.help, min=least)
     typed: Any = AnyK if kind is int and field.choices else Annotated[kind, option]
-    return field.name, typed, field.value if field.cli_default is None else field.cli_default
+    return field.name, typed, "" if field.kind == "drafters" else field.value
 
 
 def read_options(form: Iterable[Field], options: Any) -> dict[str, Any]:
@@ -131,14 +130,9 @@ def read_options(form: Iterable[Field], options: Any) -> dict[str, Any]:
 
 
 def _read(field: Field, typed: Any) -> Any:
-    match field.kind:
-        case "wholes":
-            return numbers(typed, read_k if field.choices else int, field.label)
-        case "numbers":
-            return numbers(typed, float, field.label)
-        case "prompts":
-            return read_prompts(typed)
-    return typed
+    if field.name in SEVERAL:
+        return numbers(typed, read_k if field.choices else SEVERAL[field.name], field.label)
+    return read_prompts(typed) if field.name == "prompts" else typed
 
 
 def moved(app: typer.Typer, name: str, sentence: str) -> None:

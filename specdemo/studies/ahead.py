@@ -16,7 +16,7 @@ from ..settings import COMMAND, FORM, MAX_AHEAD, MAX_K, Field
 from ..system.imports import LazyModule
 from .grid import ALONE as NONE
 from .grid import Grid
-from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, k_field, temperature_field
+from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, form_and_command, k_field, temperature_field
 from .summaries import Figures, Row, Runs, average, mean, rate, summarise, with_speedups
 
 if TYPE_CHECKING:
@@ -46,16 +46,16 @@ class DraftsAhead(Grid):
     title = "Drafting ahead"
     summary = "Measure drafting while the target verifies, and simulate it on a second device."
     fields = (
-        Field("drafter", "Drafter", "list", "draft-model", choices=ABLE, help="A drafter that can draft ahead."),
+        Field("drafter", "Drafter", "choice", "draft-model", choices=ABLE, help="A drafter that can draft ahead."),
         replace(k_field(4), shown_in=FORM),
-        Field("ks", "Values of K", "wholes", "4", help=SEVERAL_KS, shown_in=COMMAND),
+        Field("ks", "Values of K", "text", "4", help=SEVERAL_KS, shown_in=COMMAND),
         temperature_field(0.0),
         Field("repeats", "Prompts", "whole", 4, 1, 20, help="How many prompts are decoded."),
-        replace(NEW_TOKENS, value=48, cli_default=64),
+        *form_and_command(NEW_TOKENS, 48, 64),
         Field(
             "fan_outs",
             "Outcomes for each place",
-            "wholes",
+            "text",
             "1,2,4,8",
             help="How many outcomes to prepare for at each place of the draft, separated by commas.",
             shown_in=COMMAND,

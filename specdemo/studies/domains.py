@@ -17,7 +17,7 @@ from ..tokens import DraftOutcome
 from .grid import Grid
 from .plots import OVER_TEXTS, passing
 from .statistics import rates_differ
-from .study import DRAFTER, NEW_TOKENS, RULE, SEED, k_field, prompt_fields, temperature_field
+from .study import DRAFTER, NEW_TOKENS, RULE, SEED, form_and_command, k_field, prompt_fields, temperature_field
 from .summaries import ACCEPTANCE_RATE, Figures, Row, Runs, parts, share, summarise, total
 from .tables import Rows, group_by
 
@@ -46,8 +46,8 @@ class Domains(Grid):
         SEED,
         RULE,
         *prompt_fields("domains", 2, 3),
-        NEW_TOKENS,
-        Field("traces", "Traces", "traces", help=SEVERAL_TRACES, shown_in=COMMAND),
+        *form_and_command(NEW_TOKENS, 48, 64),
+        Field("traces", "Traces", "text", help=SEVERAL_TRACES, shown_in=COMMAND),
     )
     figures: ClassVar[Figures] = {
         **{name: total(name) for name in COUNTED},

@@ -27,6 +27,7 @@ from .study import (
     SEED,
     TEMPERATURES,
     Study,
+    form_and_command,
     k_field,
     temperature_field,
 )
@@ -55,6 +56,7 @@ DESCRIPTIONS = {  # of the broken rules of `rules`
 }
 FILE = PROMPT_FILES / "domains.jsonl"
 SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
+ROUNDS = Field("rounds", "Samples", "whole", high=20_000, help=f"Rounds to sample. {SKIPPED}")
 over_samples = partial(Plot, at="rounds", x=Axis("samples"))
 TEXTS = Plot(
     "Texts that are the target's own",
@@ -118,16 +120,16 @@ class Lossless(Study):
     )
     by_eager = True
     fields = (
-        replace(DRAFTERS, kind="text", shown_in=COMMAND),
+        replace(DRAFTERS, kind="text", value="", shown_in=COMMAND),
         DRAFTER,
         replace(SETTINGS["rule"], label="Verification rule"),
         Field(
             "broken",
             "Broken rule to sample with",
-            "list",
+            "choice",
             "",
             choices={"": "None: the rule above", **DESCRIPTIONS},
-            in_sentences="broken rule",
+            in_sentences="The broken rule",
             help="Sample by a broken rule, to see the test catch it.",
         ),
         replace(k_field(2), shown_in=FORM),
@@ -136,7 +138,7 @@ class Lossless(Study):
         replace(TEMPERATURES, value="0,1"),
         *(replace(SETTINGS[name], shown_in=COMMAND) for name in ("top_k", "top_p", "tree")),
         SEED,
-        Field("rounds", "Samples", "whole", 1600, 0, 20_000, help=f"Rounds to sample. {SKIPPED}", cli_default=3000),
+        *form_and_command(ROUNDS, 1600, 3000),
         Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24, shown_in=FORM),
         replace(PROMPT_FILE, value=FILE),
         Field("limit", "", "whole", 8, help=f"Prompts whose texts are compared. {SKIPPED}", shown_in=COMMAND),

@@ -20,7 +20,7 @@ from .grid import Grid
 from .plots import Axis, Plot
 from .prompts import Prompt
 from .study import DRAFTERS as SEVERAL
-from .study import NEW_TOKENS, PROMPT, k_field
+from .study import NEW_TOKENS, PROMPT, form_and_command, k_field
 from .summaries import Figure, Figures, Row, Runs, average, summarise, values
 from .tables import Rows, Table, group_by, table
 
@@ -34,7 +34,7 @@ else:
     race = LazyModule("specdemo.racing.race")
 
 TARGET, DRAFT_MODEL = "target", "draft model"
-REPEATS_HELP = "How often everything is run."
+REPEATS = Field("repeats", "Repeats of each measurement", "whole", low=1, high=20, help="How often everything is run.")
 LONGEST = MAX_K + 1  # tokens of a pass
 SWEEPS = 3  # over the lengths of a pass, in one step
 FREE = 1.25  # a pass over K + 1 tokens that costs no more than this many passes over one is called nearly free
@@ -51,9 +51,9 @@ class Profile(Grid):
     fields = (
         replace(SEVERAL, value="all"),
         k_field(4),
-        Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS_HELP, cli_default=3),
+        *form_and_command(REPEATS, 2, 3),
         PROMPT,
-        replace(NEW_TOKENS, cli_default=32, shown_in=COMMAND),
+        replace(NEW_TOKENS, value=32, shown_in=COMMAND),
     )
     most_tables = 3
     plots = (

@@ -17,7 +17,7 @@ from .grid import ALONE, Grid
 from .plots import ALONE as TARGET_ALONE
 from .plots import TIMES, Axis, Plot
 from .statistics import Spread
-from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, temperature_field
+from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, form_and_command, temperature_field
 from .summaries import Figures, Row, Runs, mean, share, with_speedups
 from .tables import Rows
 
@@ -51,8 +51,8 @@ class Readers(Grid):
         replace(SETTINGS["k"], value=AUTO, shown_in=COMMAND),
         temperature_field(0.0),
         Field("repeats", "Groups of prompts", "whole", 4, 2, 20, help=GROUPS_HELP),
-        replace(NEW_TOKENS, value=32, cli_default=48),
-        Field("sizes", "Readers at once", "wholes", "1,2,4,8,16", help=SIZES_HELP, shown_in=COMMAND),
+        *form_and_command(NEW_TOKENS, 32, 48),
+        Field("sizes", "Readers at once", "text", "1,2,4,8,16", help=SIZES_HELP, shown_in=COMMAND),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
     axes = ("batch", "drafter")

@@ -27,29 +27,32 @@ ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if
 ONE_DRAFTER = "The drafter; by default the preset's own. `none` is the target alone."
 DRAFTER = Field("drafter", "Drafter", "drafter", choices=ABLE, help=ONE_DRAFTER)
 SEVERAL_DRAFTERS = "Drafters, separated by commas; by default all that can run."
-DRAFTERS = Field(
-    "drafters", "Drafters", "drafters", choices=ABLE, in_sentences="drafter", help=SEVERAL_DRAFTERS, cli_default=""
-)
+DRAFTERS = Field("drafters", "Drafters", "drafters", choices=ABLE, help=SEVERAL_DRAFTERS)
 EXAMPLE = "Such as http://127.0.0.1:8080"
 SEA = "Tell me about the sea."
 PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to say to the model.")
 MOST = "The most tokens of each text."
-NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, cli_default=64)
+NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 64, 8, 512, help=MOST)
 SEED, RULE = (replace(SETTINGS[name], shown_in=COMMAND) for name in ("seed", "rule"))
 KS = Field(
     "ks",
     "Values of K",
-    "wholes",
+    "text",
     choices={AUTO: AUTO},
     help=f"Values of K from 1 to {MAX_K}, or {AUTO}, separated by commas.",
     shown_in=COMMAND,
 )
 TEMPERATURES = Field(
-    "temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", shown_in=COMMAND
+    "temperatures", "Temperatures", "text", "0", help="Temperatures, separated by commas.", shown_in=COMMAND
 )
 PROMPT_FILE = Field(
-    "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", shown_in=COMMAND
+    "prompts", "Prompts", "text", help="A file of prompts: JSON lines of id, category and prompt.", shown_in=COMMAND
 )
+
+
+def form_and_command(field: Field, of_form: Any, of_command: Any) -> tuple[Field, Field]:
+    """A field that begins with another value on the form than on the command line."""
+    return replace(field, value=of_form, shown_in=FORM), replace(field, value=of_command, shown_in=COMMAND)
 
 
 def server_field(name: str, label: str, kind: str, group: str, info: str = "") -> Field:

@@ -18,7 +18,7 @@ from .grid import ALONE, Grid, figures_of, rotation
 from .plots import ALONE as TARGET_ALONE
 from .plots import DRAFT_LENGTH, TIMES, Axis, Plot
 from .statistics import best_of, geometric_mean, log_means
-from .study import DRAFTERS, NEW_TOKENS, RULE, TEMPERATURES, prompt_fields
+from .study import DRAFTERS, NEW_TOKENS, RULE, TEMPERATURES, form_and_command, prompt_fields
 from .summaries import ACCEPTANCE_RATE, DRAFT_EFFICIENCY, TOKENS_PER_ROUND, Figures, Row, Runs, by_unit, mean, summarise
 from .tables import Rows, group_by
 
@@ -53,11 +53,11 @@ class Sweep(Grid):
         DRAFTERS,
         Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K, shown_in=FORM),
         Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2, shown_in=FORM),
-        Field("ks", "Values of K", "wholes", "0,1,2,4,8,16", help=SEVERAL_KS, shown_in=COMMAND),
+        Field("ks", "Values of K", "text", "0,1,2,4,8,16", help=SEVERAL_KS, shown_in=COMMAND),
         TEMPERATURES,
         Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=ONE_IS_ENOUGH, help="Samples per prompt."),
         *prompt_fields("easy-hard", 4, 4),
-        NEW_TOKENS,
+        *form_and_command(NEW_TOKENS, 48, 64),
         RULE,
     )
     axes = ("category", "temperature", "drafter", "k")

@@ -71,7 +71,7 @@ FIELDS = (
     Field("each", "", "whole", 0, help="The most prompts of a category; 0 takes all."),
     DRAFTERS,
     Field("trees", "", "text", "", help=MANY_TREES),
-    replace(NEW_TOKENS, cli_default=128),
+    replace(NEW_TOKENS, value=128),
     REPEATS,
     Field("rules", "", "text", MATCH, help="match, rejection, or both, separated by a comma."),
     Field("in_turn", "", "switch", False, help=TOGETHER),

@@ -328,8 +328,6 @@ def _control(field: Field, elem_id: str, engine: Engine) -> Any:
             return gr.Textbox(field.value, lines=2, max_lines=6, **named)
         case "choice":
             return gr.Radio(choices, value=field.value, **named)
-        case "list":
-            return gr.Dropdown(choices, value=field.value, **named)
     part = gr.Dropdown if field.kind == "drafter" else gr.CheckboxGroup
     begins = offer(field, engine, next(iter(engine.presets)), {})
     return part(**{name: begins[name] for name in ("choices", "value")}, **named)
