@@ -18,10 +18,10 @@ from ..drafters.names import DRAFTERS
 from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..settings import AUTO, Settings
-from .batch import check_prompts, entries_of
+from .batch import entries_of
 from .compare import first_difference, is_comparable
 from .lanes import race_lanes
-from .race import check_drafter, check_fits, decoding_of, lanes_of, rule_for
+from .race import check_drafter, check_lanes, decoding_of, lanes_of, rule_for
 from .request import PLAIN, DraftedLane, Request, lane_of
 from .trace import GONE, Entry, environment_of, request_of
 
@@ -37,7 +37,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
         return
     prompt_ids = loaded.encode(request.prompt, request.raw)
     lanes = recorded_lanes(header)
-    check_fits(loaded, len(prompt_ids), request.settings, *(lane.drafter for lane in lanes.values()))
+    check_lanes(loaded, [*lanes.values()], [prompt_ids], request.settings)
     runs = {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
@@ -51,7 +51,8 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
 
 def _readers_again(loaded: Loaded, request: Request, recorded: Sequence[Entry]) -> Iterator[Entry]:
     prompts = [loaded.encode(prompt, request.raw) for prompt in request.prompts]
-    check_prompts(loaded, request.drafter, prompts, request.settings, len(prompts), lanes=2)
+    lanes = [DraftedLane("none", 0), DraftedLane.of(request.drafter, request.settings)]
+    check_lanes(loaded, lanes, prompts, request.settings, len(prompts))
 
     def decodings(lanes: Iterable[str]) -> Iterator[Decoding]:
         for name, prompt in zip(lanes, prompts, strict=True):

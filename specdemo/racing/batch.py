@@ -9,14 +9,12 @@ from dataclasses import replace
 from ..decoding.batch import Failed, decode_batch
 from ..decoding.events import Event, Finished, Round
 from ..decoding.loop import Decoding
-from ..drafters.names import behind
 from ..models.loaded import Loaded
-from ..models.sizes import check_caches
 from ..settings import MAX_SEED, Settings
 from . import race
 from .lanes import LaneText, take_turns
-from .race import check_drafter, check_fits, check_rule, costs_of, decoding_of, rule_for
-from .request import Request
+from .race import check_lanes, costs_of, decoding_of, rule_for
+from .request import DraftedLane, Request
 from .trace import Entry
 
 Events = Iterator[tuple[int, Event | Failed]]
@@ -27,7 +25,14 @@ def batch(loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settin
 
     Prompt i has the seed + i. The text of each is the one that it gets alone.
     """
-    check_prompts(loaded, drafter, prompts, settings, at_once)
+    check_lanes(loaded, [DraftedLane.of(drafter, settings)], prompts, settings, min(at_once, len(prompts)))
+    yield from _decoded(loaded, drafter, prompts, settings, at_once)
+
+
+def _decoded(
+    loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, at_once: int
+) -> Events:
+    """`batch` of what is checked."""
     settings = replace(settings, k=0) if drafter == "none" else settings
     costs = costs_of(loaded, settings, at_once)
 
@@ -39,23 +44,6 @@ def batch(loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settin
     yield from decode_batch(decodings(), at_once)
 
 
-def check_prompts(
-    loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, at_once: int, lanes: int = 1
-) -> None:
-    """Refuse prompts at once that the preset or the memory cannot serve, before any of them takes memory.
-
-    Args:
-        lanes: in how many runs the target reads each prompt, of which one has the drafter.
-    """
-    check_drafter(loaded, drafter)
-    check_rule(drafter, settings, at_once)
-    for prompt in prompts:
-        check_fits(loaded, len(prompt), settings, drafter)
-    bytes_per_token = lanes * loaded.token_bytes["target"] + loaded.token_bytes.get(behind(drafter), 0)
-    longest = max(map(len, prompts)) + settings.max_new_tokens
-    check_caches([bytes_per_token] * min(at_once, len(prompts)), longest, loaded.device)
-
-
 def race_request(loaded: Loaded, request: Request) -> Iterator[Entry]:
     """The race that is asked for, see `race.race`. The prompts of several readers are decoded at once without a
     drafter, and at once with it, see `entries_of`.
@@ -64,10 +52,11 @@ def race_request(loaded: Loaded, request: Request) -> Iterator[Entry]:
     if not request.others:
         yield from race.race(loaded, request.drafter, prompts[0], request.settings, request.isolated, request.more)
         return
-    check_prompts(loaded, request.drafter, prompts, request.settings, len(prompts), lanes=2)
+    lanes = [DraftedLane("none", 0), DraftedLane.of(request.drafter, request.settings)]
+    check_lanes(loaded, lanes, prompts, request.settings, len(prompts))
     if request.drafter != "none":
         costs_of(loaded, request.settings, len(prompts))  # measured before the first of them runs
-    runs = [batch(loaded, drafter, prompts, request.settings, len(prompts)) for drafter in ("none", request.drafter)]
+    runs = [_decoded(loaded, lane.drafter, prompts, request.settings, len(prompts)) for lane in lanes]
     yield from entries_of(loaded, request, prompts, runs)
 
 

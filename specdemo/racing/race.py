@@ -42,12 +42,37 @@ def check_drafter(loaded: Loaded, drafter: str) -> None:
         raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
 
 
-def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters: str) -> None:
-    """Refuse a run that does not fit in the context of the target, or in that of a drafter."""
-    check_room(prompt_tokens, settings, loaded.context)
-    for drafter in drafters:
-        if (limit := drafter_class(drafter).needs(loaded.parts).context) is not None:
-            check_room(prompt_tokens, settings, limit, f" of the draft model {loaded.parts.draft_name}")
+def check_lanes(
+    loaded: Loaded,
+    lanes: Sequence[DraftedLane],
+    prompts: Sequence[Sequence[int]],
+    settings: Settings,
+    at_once: int = 1,
+) -> None:
+    """Refuse lanes that the preset or the memory cannot serve, before any of them takes memory.
+
+    Args:
+        lanes: each reads all `prompts`, `at_once` of them at a time.
+        settings: those of the race, see `DraftedLane.settings_in`.
+    """
+    for lane in lanes:
+        check_run(loaded, lane.drafter, prompts, lane.settings_in(settings), at_once)
+    target, drafters = loaded.token_bytes["target"], [behind(lane.drafter) for lane in lanes]
+    caches = [target + loaded.token_bytes.get(drafter, 0) for drafter in drafters]
+    check_caches(caches * at_once, max(map(len, prompts)) + settings.max_new_tokens, loaded.device)
+
+
+def check_run(
+    loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, at_once: int = 1
+) -> None:
+    """Refuse a drafter, settings or prompts that the preset cannot serve."""
+    check_drafter(loaded, drafter)
+    check_rule(drafter, settings, at_once)
+    limit = drafter_class(drafter).needs(loaded.parts).context
+    for prompt in prompts:
+        check_room(len(prompt), settings, loaded.context)
+        if limit is not None:
+            check_room(len(prompt), settings, limit, f" of the draft model {loaded.parts.draft_name}")
 
 
 def check_rule(drafter: str, settings: Settings, readers: int = 1) -> None:
@@ -100,9 +125,19 @@ def start(
     Raises:
         Stopped: the person who waits for it stopped it while costs were measured.
     """
-    check_drafter(loaded, drafter)
-    check_rule(drafter, settings)
-    check_fits(loaded, len(prompt_ids), settings, drafter)
+    check_run(loaded, drafter, [prompt_ids], settings)
+    return started(loaded, drafter, prompt_ids, settings, rule, distributions)
+
+
+def started(
+    loaded: Loaded,
+    drafter: str,
+    prompt_ids: Sequence[int],
+    settings: Settings,
+    rule: Rule | None = None,
+    distributions: bool = False,
+) -> Iterator[Event]:
+    """`start` of what is checked."""
     if drafter == "none":
         settings = replace(settings, k=0)
     costs = costs_of(loaded, settings)
@@ -178,16 +213,11 @@ def race(
     Above temperature 0 the drafted rounds come with their probabilities.
     """
     drafted = lanes_by_name([DraftedLane.of(drafter, settings), *more])
-    for lane in drafted.values():  # before any of them takes memory
-        check_drafter(loaded, lane.drafter)
-        check_rule(lane.drafter, lane.settings_in(settings))
-    check_fits(loaded, len(prompt_ids), settings, *(lane.drafter for lane in drafted.values()))
-    target = loaded.token_bytes["target"]
-    drafting = [target + loaded.token_bytes.get(behind(lane.drafter), 0) for lane in drafted.values()]
-    check_caches([target, *drafting], len(prompt_ids) + settings.max_new_tokens, loaded.device)
-    runs = {PLAIN: start(loaded, "none", prompt_ids, settings)}
+    alone = DraftedLane("none", 0)
+    check_lanes(loaded, [alone, *drafted.values()], [prompt_ids], settings)
+    runs = {PLAIN: started(loaded, alone.drafter, prompt_ids, settings)}
     for name, lane in drafted.items():
-        runs[name] = start(loaded, lane.drafter, prompt_ids, lane.settings_in(settings), distributions=True)
+        runs[name] = started(loaded, lane.drafter, prompt_ids, lane.settings_in(settings), distributions=True)
     yield from race_lanes(lanes_of(loaded, prompt_ids, runs), isolated)
 
 

@@ -24,7 +24,7 @@ from ..errors import BadInput
 from ..formats import formatted
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
-from ..racing.race import check_drafter, check_fits, start
+from ..racing.race import check_run, start
 from ..settings import MAX_K, MAX_NODES, MAX_SEED, Settings
 from ..tokens import Token, TokenKind
 from .remember import RunnerWithMemory, from_one_context
@@ -238,8 +238,7 @@ def sampling(
     longest = MAX_NODES if settings.tree else MAX_K
     new_tokens = 2 * (longest + 1)  # so that the end of the text shortens no draft of the first round
     settings = replace(settings, max_new_tokens=new_tokens, stop=())
-    check_drafter(loaded, drafter)
-    check_fits(loaded, len(context), settings, drafter)
+    check_run(loaded, drafter, [context], settings)
     make_rule(settings, broken)
     seeds = torch.Generator().manual_seed(settings.seed)
     counts: Counter[tuple[int, int]] = Counter()

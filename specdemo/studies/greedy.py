@@ -17,7 +17,7 @@ from ..drafters.names import DRAFTERS
 from ..errors import BadInput
 from ..models.loaded import Loaded
 from ..racing.compare import compare, is_exact, is_near_tie
-from ..racing.race import check_drafter, check_fits, start
+from ..racing.race import check_run, start
 from ..servers.llamacpp import LlamaCpp
 from ..servers.race import gap
 from ..settings import Settings
@@ -45,11 +45,9 @@ def greedy(
         settings: temperature 0, or the match rule; transformers is compared with at temperature 0 only.
     """
     transformers = transformers and settings.temperature == 0
-    for name in drafters:
-        check_drafter(loaded, name)
     prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
-    for ids in prompt_ids.values():
-        check_fits(loaded, len(ids), settings, *drafters)
+    for name in ("none", *drafters):
+        check_run(loaded, name, [*prompt_ids.values()], settings)
     held = loaded.model if transformers else None  # opened once for all prompts, and freed with this  # noqa: F841
     for prompt in prompts:
         ids = prompt_ids[prompt.id]

@@ -94,11 +94,7 @@ class Grid(Study):
 
     def check_run(self, names: Row) -> None:
         """Refuse what cannot be written."""
-        drafter, settings = self.drafter_of(names), self.settings_of(names)
-        race.check_drafter(self.loaded, drafter)
-        race.check_rule(drafter, settings)
-        for ids in self.ids_of(names):
-            race.check_fits(self.loaded, len(ids), settings, drafter)
+        race.check_run(self.loaded, self.drafter_of(names), self.ids_of(names), self.settings_of(names))
 
     def at(self, names: Row) -> str:
         """What was written, in words."""

@@ -391,7 +391,7 @@ def test_one_thread_loads_and_runs_every_race() -> None:
 
     engine.backend = replace(engine.backend, load=seen(load), race=seen(race))
     for preset in ("scripted", "other", "other"):
-        list(play(engine, RaceRun(ask(preset=preset, presets=["scripted", "other"], max_new_tokens=3))))
+        list(play(engine, RaceRun(ask(preset=preset, max_new_tokens=3))))
     assert len(computing) == 5
     assert set(computing) == {computing[0]}
     assert computing[0] != threading.get_ident()
@@ -454,7 +454,7 @@ def test_a_drafter_remembers_the_earlier_answers_of_its_own_session_and_preset()
     def answered(
         session: str, prompt: str, drafter: str = "suffix", preset: str = "scripted", weights: Any = None
     ) -> tuple[int, ...]:
-        asked = ask(prompt=prompt, drafter=drafter, max_new_tokens=3, preset=preset, presets=[*PRESETS])
+        asked = ask(prompt=prompt, drafter=drafter, max_new_tokens=3, preset=preset)
         run = runs.begin(RaceRun(asked), session)
         list(runs.play(run, engine))
         assert run.outcome is not None

@@ -20,7 +20,7 @@ from specdemo.errors import BadInput
 from specdemo.models.loaded import Loaded
 from specdemo.racing.figures import LaneFigures, counts_by_place
 from specdemo.racing.lanes import write_in_turn
-from specdemo.racing.race import check_fits, start
+from specdemo.racing.race import check_run, start
 from specdemo.racing.remembered import Memory, remembering
 from specdemo.settings import MATCH, Settings
 from specdemo.studies.grid import rotation
@@ -93,7 +93,8 @@ def read(loaded: Loaded, prompt: Prompt, max_new_tokens: int, *drafters: str) ->
     """The ids of a prompt, with room for the new tokens."""
     try:
         ids = loaded.encode(prompt.prompt)
-        check_fits(loaded, len(ids), Settings(max_new_tokens=max_new_tokens), *drafters)
+        for drafter in ("none", *drafters):
+            check_run(loaded, drafter, [ids], Settings(max_new_tokens=max_new_tokens))
     except BadInput as error:
         raise BadInput(f"Prompt {prompt.id!r}: {error}") from error
     return ids
