@@ -10,23 +10,28 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
 from ..errors import BadInput
 from ..models.hub_token import asking_with
 from ..models.one_loaded import MadeOf, made_of
 from ..models.presets import Preset
-from ..racing.outcome import Outcome
 from ..racing.request import Request
 from ..racing.trace import Entry
 from ..settings import Settings, one_of
-from ..system.imports import import_quickly
+from ..system.imports import LazyModule, import_quickly
 from ..system.progress import attended
 from .access import Access
 from .durations import Durations, Timed
 from .facts import facts
 from .other_work import OtherWork
+
+if TYPE_CHECKING:
+    from ..racing import batch, race, summary
+    from ..racing.outcome import Outcome
+else:
+    batch, race, summary = (LazyModule(f"specdemo.racing.{name}") for name in ("batch", "race", "summary"))
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -46,25 +51,33 @@ class EngineTrouble(RuntimeError):
     """The model could not be loaded, or it failed. The message is a sentence for a person."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
+class LoadedRace:
+    """A race of a loaded preset: the header of its trace, its entries, and what came of those that there are."""
+
+    loaded: Any
+    request: Request
+    header: dict[str, Any]
+
+    def entries(self) -> Iterator[Entry]:
+        return batch.race_request(self.loaded, self.request)
+
+    def outcome(self, entries: Sequence[Entry]) -> Outcome:
+        return summary.outcome_of(self.loaded, self.request, entries)
+
+
 class Backend:
-    """The functions that load and run models. `real_backend` has the real ones, tests of the page a scripted one."""
+    """Where the page meets the models: it loads presets, and races what it has loaded. This one has the real models,
+    with weights of the type `dtype`. `zero.ZeroBackend` races elsewhere, and tests of the page have a scripted one.
+    """
 
-    load: Callable[[Preset, Callable[[float | None, str], None], Any], Any]  # the last is what is loaded now
-    race: Callable[[Any, Request], Iterator[Entry]]
-    outcome: Callable[[Any, Request, Sequence[Entry]], Outcome]
-    trace_header: Callable[[Any, Request], dict[str, Any]]
-    explain: Callable[[BaseException], str | None]
-    report: Callable[[Preset], Iterator[str]]
+    def __init__(self, dtype: str | None = None) -> None:
+        self.dtype = dtype
 
-
-def real_backend(dtype: str | None = None) -> Backend:
-    """The real models, with weights of this type. Transformers is imported when it is needed, so that the page opens
-    sooner."""
-    from ..racing import batch, race, summary
-
-    def load(preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
-        loaded = import_quickly("specdemo.models.loaded").load(preset, dtype, progress=progress, instead_of=instead_of)
+    def load(self, preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
+        """Transformers is imported here, so that the page opens sooner. `instead_of` is what is loaded now."""
+        opened = import_quickly("specdemo.models.loaded")
+        loaded = opened.load(preset, self.dtype, progress=progress, instead_of=instead_of)
         try:
             race.costs_of(loaded, Settings(k=preset.defaults.k, temperature=preset.defaults.temperature))
         except BaseException:
@@ -72,15 +85,8 @@ def real_backend(dtype: str | None = None) -> Backend:
             raise
         return loaded
 
-    def report(preset: Preset) -> Iterator[str]:
-        yield from import_quickly("specdemo.models.report").report_on(preset)
-
-    def explain(error: BaseException) -> str | None:
-        from ..models import errors as failures
-
-        return failures.explain(error)
-
-    return Backend(load, batch.race_request, summary.outcome_of, summary.trace_header, explain, report)
+    def race(self, loaded: Any, request: Request) -> LoadedRace:
+        return LoadedRace(loaded, request, summary.trace_header(loaded, request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +248,9 @@ class Engine:
                 yield seen
 
     def report(self, preset: Preset) -> Iterator[str]:
-        """See `Backend.report`, asked with the token of whoever sends the request that is being handled."""
+        """What a preset needs, asked with the token of whoever sends the request that is being handled."""
         with asking_with(self._token()):
-            yield from self.backend.report(preset)
+            yield from import_quickly("specdemo.models.report").report_on(preset)
 
     def stream(
         self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None
@@ -312,7 +318,7 @@ class Engine:
         """The sentence about a failure for a person. A bug is logged with its traceback."""
         if isinstance(error, (BadInput, EngineTrouble)):
             return str(error)
-        known = self.backend.explain(error)
+        known = import_quickly("specdemo.models.errors").explain(error)
         if known is None:
             log.error("The engine failed.", exc_info=error)
         return known or f"Something went wrong in the engine: {type(error).__name__}. The log of the server says more."

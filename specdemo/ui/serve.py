@@ -15,7 +15,7 @@ from ..settings import check_dtype_name
 from . import health, hub_login, zero
 from . import mcp as mcp_tools
 from .budgets import Budgets
-from .engine import Engine, real_backend
+from .engine import Backend, Engine
 from .look import launch_options
 from .page import build_page
 from .runs import Runs
@@ -68,7 +68,7 @@ def serve(
         host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
     trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
     budgets = replace(Budgets.of(os.environ), own_models=trusted)
-    backend = zero.zero_backend(dtype, budgets) if zero.is_zero(os.environ) else real_backend(dtype)
+    backend = zero.ZeroBackend(dtype, budgets) if zero.is_zero(os.environ) else Backend(dtype)
     engine, runs = Engine(presets, backend, hub_login.visitor_token), Runs()
     page = build_page(engine, runs, prompts, notes, budgets, mcp, login_is_offered(os.environ))
     health.log_races()

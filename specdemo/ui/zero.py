@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ..models.one_loaded import Kept, load_kept
@@ -19,7 +21,7 @@ from ..racing.request import Request
 from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from .budgets import Budgets
-from .engine import Backend, real_backend
+from .engine import Backend, EngineTrouble, LoadedRace
 
 SLOWEST = 40.0  # tokens per second of a lane: less would be a preset that is too large
 LOADING_SECONDS = 30.0  # at most, in a fork that has yet to load the preset
@@ -46,56 +48,62 @@ def expected_seconds(request: Request, budgets: Budgets) -> float:
     return LOADING_SECONDS + min(tokens / SLOWEST, budgets.race_seconds)
 
 
-def zero_backend(dtype: str | None, budgets: Budgets) -> Backend:
+class ZeroBackend(Backend):
     """The real models, with each race as a whole on the GPU that ZeroGPU lends for it."""
-    import spaces
 
-    here = real_backend(dtype)
+    def __init__(self, dtype: str | None, budgets: Budgets) -> None:
+        import spaces
 
-    def duration(preset: Preset, request: Request) -> float:
-        return expected_seconds(request, budgets)
+        super().__init__(dtype)
 
-    @spaces.GPU(duration=duration)
-    def raced(preset: Preset, request: Request) -> Iterator[dict[str, Any] | Entry | Outcome]:
-        yield from race_in_fork(preset, dtype, request, here.explain)
+        def duration(preset: Preset, request: Request) -> float:
+            return expected_seconds(request, budgets)
 
-    current: list[Generator[Any]] = []  # the race that goes on, from its header to its end
-    environments: list[dict[str, Any]] = [{}]
-    outcomes: list[Outcome] = []
+        @spaces.GPU(duration=duration)
+        def raced(preset: Preset, request: Request) -> Iterator[dict[str, Any] | Entry | Outcome]:
+            yield from race_in_fork(preset, dtype, request)
 
-    def load(preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
-        return import_quickly("specdemo.models.loaded").load(
-            preset, dtype, "cpu", progress=progress, instead_of=instead_of
-        )
+        self._raced = raced
 
-    def trace_header(loaded: Any, request: Request) -> dict[str, Any]:
-        current[:], outcomes[:] = [raced(loaded.preset, request)], []
-        header: dict[str, Any] = next(current[0])
-        environments[:] = [header["environment"]]
-        return header
+    def load(self, preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
+        opened = import_quickly("specdemo.models.loaded")
+        return opened.load(preset, self.dtype, "cpu", progress=progress, instead_of=instead_of)
 
-    def race(loaded: Any, request: Request) -> Generator[Entry]:
-        running = current.pop()
-        try:
-            for item in running:
+    def race(self, loaded: Any, request: Request) -> LoadedRace:
+        items = self._raced(loaded.preset, request)
+        with sentences():
+            header: dict[str, Any] = next(items)
+        return RaceInFork(RemoteLoaded(loaded, header["environment"]), request, header, items)
+
+
+@dataclass
+class RaceInFork(LoadedRace):
+    """The rest of a race that goes on in a fork."""
+
+    items: Generator[Entry | Outcome]
+    ended: Outcome | None = None
+
+    def entries(self) -> Iterator[Entry]:
+        with closing(self.items), sentences():
+            for item in self.items:
                 if isinstance(item, Outcome):
-                    outcomes.append(item)
+                    self.ended = item
                 else:
                     yield item
-        finally:
-            running.close()
 
-    def outcome(loaded: Any, request: Request, entries: Sequence[Entry]) -> Outcome:
-        if outcomes:
-            return outcomes.pop()
-        return here.outcome(RemoteLoaded(loaded, environments[0]), request, entries)  # it was stopped
+    def outcome(self, entries: Sequence[Entry]) -> Outcome:
+        return self.ended or super().outcome(entries)  # it was stopped
 
-    def explain(error: BaseException) -> str | None:
-        import gradio as gr  # what ZeroGPU says, for example of a quota that is used up, and what the fork says
 
-        return str(error.message) if isinstance(error, gr.Error) else here.explain(error)
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What ZeroGPU says, for example of a quota that is used up, and what the fork says, is for a person."""
+    import gradio as gr
 
-    return Backend(load, race, outcome, trace_header, explain, here.report)
+    try:
+        yield
+    except gr.Error as error:
+        raise EngineTrouble(str(error.message)) from error
 
 
 OF_MEMORY = {"placement", "bytes_per_pass", "experts"}  # the bytes of weights in an environment
@@ -115,13 +123,12 @@ class RemoteLoaded:
         return {name: fact for name, fact in self._environment.items() if name not in OF_MEMORY}
 
 
-def race_in_fork(
-    preset: Preset, dtype: str | None, request: Request, explain: Callable[[BaseException], str | None]
-) -> Iterator[dict[str, Any] | Entry | Outcome]:
+def race_in_fork(preset: Preset, dtype: str | None, request: Request) -> Iterator[dict[str, Any] | Entry | Outcome]:
     """A whole race: the header of its trace, its entries, and what came of it."""
     import gradio as gr
     import torch
 
+    from ..models.errors import explain
     from ..racing import batch, summary
 
     torch.set_num_threads(1)  # the threads of the process that was forked are not here

@@ -28,14 +28,13 @@ from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.request import AT_ONCE, Request
-from specdemo.racing.summary import outcome_of
 from specdemo.racing.trace import Entry
 from specdemo.settings import AUTO, SETTINGS, Settings
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from specdemo.ui.durations import Durations
-from specdemo.ui.engine import NOTHING_LOADED, Backend, Status
+from specdemo.ui.engine import NOTHING_LOADED, Backend, LoadedRace, Status
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, MORE_LANES, NO_LANE, read_form
 from tests.harness.texts import with_text
 from tests.harness.ui_classes import Engine
@@ -162,8 +161,9 @@ class Script:
         return self.races[-1]
 
     def engine(self, token: Callable[[], str | None] = lambda: None) -> Engine:
-        explain = lambda error: str(error) if isinstance(error, (BadInput, LoadError, MemoryError)) else None  # noqa: E731
-        return Engine(PRESETS, Backend(self.load, self.race, outcome_of, self.header, explain, self.report), token)
+        engine = Engine(PRESETS, ScriptedBackend(self), token)
+        engine.report = self.report  # type: ignore[method-assign]
+        return engine
 
     def begin(self) -> None:
         """What a server does when it starts."""
@@ -184,7 +184,7 @@ class Script:
             progress(percent / 100, f"downloading, {percent}% done")
             self.loading.wait(30)
         if self.load_failure:
-            raise self.load_failure
+            raise in_words(self.load_failure)
         loaded = ScriptedLoaded(preset)
         if preset.draft_model is not None:
             loaded.parts = replace(loaded.parts, make_draft_runner=loaded.target_runner)
@@ -243,7 +243,7 @@ class Script:
                 clocks[lane] += event.seconds
                 written += len(emitted_tokens(event))
                 if self.fail_at is not None and written >= self.fail_at:
-                    raise self.failure
+                    raise in_words(self.failure)
                 due += event.seconds if self.real else self.pace * len(emitted_tokens(event))
                 time.sleep(max(0.0, due - time.monotonic()))
                 entries.append(Entry(lane, read(loaded.tokenizer, event)))
@@ -256,6 +256,33 @@ class Script:
     def drafted(self, text: list[int]) -> list[int]:
         place = self.differ_at
         return text if place is None else [*text[:place], 0, *text[place + 1 :]]
+
+
+class ScriptedBackend(Backend):
+    """Loads and races by these functions, or as the script does."""
+
+    def __init__(self, script: Script, load: Any = None, race: Any = None) -> None:
+        super().__init__()
+        self._load, self._race, self._header = load or script.load, race or script.race, script.header
+
+    def load(self, preset: Preset, progress: Any, instead_of: Any) -> Any:
+        return self._load(preset, progress, instead_of)
+
+    def race(self, loaded: Any, request: Request) -> LoadedRace:
+        return ScriptedRace(loaded, request, self._header(loaded, request), self._race)
+
+
+@dataclass
+class ScriptedRace(LoadedRace):
+    raced: Callable[[Any, Request], Iterator[Entry]]
+
+    def entries(self) -> Iterator[Entry]:
+        return self.raced(self.loaded, self.request)
+
+
+def in_words(failure: Exception) -> Exception:
+    """A failure whose words reach the page."""
+    return LoadError(str(failure)) if isinstance(failure, MemoryError) else failure
 
 
 def script(text: Sequence[int], k: int, tree: bool = False) -> Iterator[Event]:

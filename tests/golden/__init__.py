@@ -114,12 +114,12 @@ def of_api() -> dict[str, Any]:
     """The schema of the endpoints, and the answer to a call."""
     from gradio_client import Client
 
-    from specdemo.ui.engine import real_backend
+    from specdemo.ui.engine import Backend
     from specdemo.ui.look import launch_options
     from specdemo.ui.page import build_page
     from tests.harness.ui_classes import Engine, Runs
 
-    engine, runs = Engine({TINY: find_preset(TINY)}, real_backend()), Runs()
+    engine, runs = Engine({TINY: find_preset(TINY)}, Backend()), Runs()
     page = build_page(engine, runs, {"plays": ["ROMEO:"]})
     engine.begin_loading(TINY)
     with patch.dict(os.environ, HF_HUB_DISABLE_TELEMETRY="1"):

@@ -25,7 +25,7 @@ from specdemo.servers.race import TURNS
 from specdemo.settings import Settings
 from specdemo.studies.lab import STUDIES
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import MOST_OWN, EngineTrouble, real_backend
+from specdemo.ui.engine import MOST_OWN, Backend, EngineTrouble
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.mcp import tools
 from specdemo.ui.race.own_servers import ServerAddress, ServerRun, read_servers
@@ -282,7 +282,7 @@ def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(
     tokenizer, other = make_tokenizer(), make_tokenizer(["quite another text of other words altogether"])
     first = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "first")
     stranger = save(tiny("llama", len(other)), other, tmp_path / "stranger")
-    engine = Engine({"toy": preset_of(first)}, real_backend())
+    engine = Engine({"toy": preset_of(first)}, Backend())
     engine.begin_loading("toy")
     with served_engine(engine, PROMPTS) as url:
         page = visit(at=url)

@@ -31,7 +31,7 @@ from specdemo.ui.runs import is_local
 from specdemo.ui.serving.stream import _events
 from tests.harness.ui_classes import Engine, Runs
 
-from ..fakes.engine import PRESETS, Script, ScriptedLoaded
+from ..fakes.engine import PRESETS, Script, ScriptedBackend, ScriptedLoaded
 from ..sentences import refuses, tells
 from .browser import in_a_loop_of_its_own, wait_until
 from .test_messages import ask
@@ -92,7 +92,7 @@ def test_a_load_that_nobody_wants_any_more_is_given_up() -> None:
     assert [loaded.preset.name for loaded in script.loads] == ["other"]
 
 
-def test_a_preset_that_is_wanted_again_after_its_load_was_given_up_is_loaded() -> None:
+def test_a_preset_that_is_wanted_again_after_its_load_was_given_up_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script()
     script.loading.clear()
     engine = script.engine()
@@ -112,7 +112,8 @@ def test_a_preset_that_is_wanted_again_after_its_load_was_given_up_is_loaded() -
             wanted_again.wait(30)
             raise RuntimeError("as what opens models puts it") from error
 
-    engine.backend = replace(engine.backend, load=load, explain=explain)
+    engine.backend = ScriptedBackend(script, load)
+    monkeypatch.setattr("specdemo.models.errors.explain", explain)
     for status in engine.follow("scripted"):
         if status.fraction is not None:
             break
@@ -199,7 +200,7 @@ def slow(words: str, reached: threading.Event, before: int = 0) -> Any:
 
 def slow_engine(words: str, reached: threading.Event, before: int = 0) -> Engine:
     engine = Script().engine()
-    engine.backend = replace(engine.backend, race=slow(words, reached, before))
+    engine.backend = ScriptedBackend(Script(), race=slow(words, reached, before))
     return engine
 
 
@@ -242,7 +243,7 @@ def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_a
         tell("measuring")
         yield from Script().race(*arguments)
 
-    engine.backend = replace(engine.backend, race=quick)
+    engine.backend = ScriptedBackend(Script(), race=quick)
     seen = list(play(engine, RaceRun(ask(max_new_tokens=3))))
     at = next(place for place, message in enumerate(seen) if "start" in message)
     assert (seen[at - 1]["status"]["stage"], seen[at - 1]["status"]["words"]) == ("loading", "measuring")
@@ -389,7 +390,7 @@ def test_one_thread_loads_and_runs_every_race() -> None:
 
         return working
 
-    engine.backend = replace(engine.backend, load=seen(load), race=seen(race))
+    engine.backend = ScriptedBackend(script, seen(load), seen(race))
     for preset in ("scripted", "other", "other"):
         list(play(engine, RaceRun(ask(preset=preset, max_new_tokens=3))))
     assert len(computing) == 5
@@ -449,7 +450,7 @@ def test_a_drafter_remembers_the_earlier_answers_of_its_own_session_and_preset()
         began.append(loaded.parts.remembered)
         return script.race(loaded, asked)
 
-    engine, runs = Engine(PRESETS, replace(script.engine().backend, race=race)), Runs()
+    engine, runs = Engine(PRESETS, ScriptedBackend(script, race=race)), Runs()
 
     def answered(
         session: str, prompt: str, drafter: str = "suffix", preset: str = "scripted", weights: Any = None

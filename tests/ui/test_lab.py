@@ -32,7 +32,7 @@ from specdemo.studies.rules import BROKEN
 from specdemo.studies.study import some_of_each
 from specdemo.studies.tables import Table
 from specdemo.system.progress import check_stopped
-from specdemo.ui.engine import EngineTrouble, Pauses, real_backend
+from specdemo.ui.engine import Backend, EngineTrouble, Pauses
 from specdemo.ui.lab import run as lab_run
 from specdemo.ui.lab.draw import drawn
 from specdemo.ui.lab.results import plain
@@ -63,7 +63,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A tiny model with everything, and the same with nothing but itself."""
     full = full_preset(tmp_path_factory.mktemp("lab"))
     bare = replace(full, name="bare", draft_model=None, ngram_table=None, skip_layers=None, heads={})
-    engine = Engine({"toy": full, "bare": bare}, real_backend())
+    engine = Engine({"toy": full, "bare": bare}, Backend())
     *_, status = engine.follow("toy")
     assert status.stage == "ready", status.words
 

@@ -16,7 +16,7 @@ from specdemo.decoding.events import emitted_tokens
 from specdemo.errors import BadInput
 from specdemo.ui import mcp as tools
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import real_backend
+from specdemo.ui.engine import Backend
 from specdemo.ui.serving import line
 from tests.harness.files import full_preset
 from tests.harness.ui_classes import Engine
@@ -134,7 +134,7 @@ def test_the_models_are_listed(site: str) -> None:
 
 @pytest.mark.slow
 def test_a_model_is_checked(tmp_path: Path) -> None:
-    engine = Engine({"toy": full_preset(tmp_path)}, real_backend())
+    engine = Engine({"toy": full_preset(tmp_path)}, Backend())
     *_, status = engine.follow("toy")
     assert status.stage == "ready", status.words
     with served_engine(engine, PROMPTS, tools=True) as url:

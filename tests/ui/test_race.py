@@ -28,7 +28,7 @@ from specdemo.settings import AUTO
 from specdemo.studies.theory import Costs
 from specdemo.studies.theory import speed_up as theory_speed_up
 from specdemo.tokens import DraftedToken, DraftOutcome, Token, TokenKind
-from specdemo.ui.engine import Pauses, real_backend
+from specdemo.ui.engine import Backend, Pauses
 from specdemo.ui.race import run as race_run
 from specdemo.ui.race.colours import CODES
 from specdemo.ui.race.run import RaceRun
@@ -1839,7 +1839,7 @@ def test_a_race_of_four_lanes_is_replayed(visit: Visit, script: Script) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_race_is_shown_as_it_was(visit: Visit) -> None:
-    engine = Engine(load_presets()[0], real_backend())
+    engine = Engine(load_presets()[0], Backend())
     *_, status = engine.follow(DEFAULT_PRESET)
     assert status.stage == "ready", status.words
     prompts = load_prompts()

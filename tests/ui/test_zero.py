@@ -16,7 +16,7 @@ from specdemo.racing.request import read_request
 from specdemo.racing.trace import Entry
 from specdemo.ui import zero
 from specdemo.ui.budgets import Budgets
-from specdemo.ui.engine import EngineTrouble, real_backend
+from specdemo.ui.engine import Backend, EngineTrouble
 from specdemo.ui.race.run import RaceRun
 from tests.harness.ui_classes import Engine, Runs
 
@@ -54,10 +54,10 @@ def ids(run: RaceRun) -> list[list[int]]:
 
 
 def test_a_whole_race_is_one_call_in_a_fork_that_loads_the_preset_itself(spaces: Spaces) -> None:
-    engine = Engine(PRESETS, zero.zero_backend("auto", BUDGETS))
+    engine = Engine(PRESETS, zero.ZeroBackend("auto", BUDGETS))
     run = played(engine)
     assert run.outcome is not None
-    assert ids(run) == ids(played(Engine(PRESETS, real_backend("auto"))))
+    assert ids(run) == ids(played(Engine(PRESETS, Backend("auto"))))
     assert (run.outcome.badge["mark"], run.outcome.stopped) == ("same", False)
     assert spaces.durations == [zero.expected_seconds(asked(), BUDGETS)]
     assert len(spaces.processes) == 1
@@ -67,7 +67,7 @@ def test_a_whole_race_is_one_call_in_a_fork_that_loads_the_preset_itself(spaces:
 
 
 def test_a_race_that_is_stopped_gives_the_gpu_back(spaces: Spaces) -> None:
-    engine, runs = Engine(PRESETS, zero.zero_backend("auto", BUDGETS)), Runs()
+    engine, runs = Engine(PRESETS, zero.ZeroBackend("auto", BUDGETS)), Runs()
     run = runs.begin(RaceRun(asked(max_new_tokens=200)), None)
     entries = run._kept
 
@@ -87,7 +87,7 @@ def test_a_race_that_is_stopped_gives_the_gpu_back(spaces: Spaces) -> None:
 
 @pytest.mark.parametrize("where", ["before", "in the fork"])
 def test_what_keeps_it_from_racing_is_told_in_words(spaces: Spaces, where: str) -> None:
-    engine = Engine(PRESETS, zero.zero_backend("auto", BUDGETS))
+    engine = Engine(PRESETS, zero.ZeroBackend("auto", BUDGETS))
     if where == "before":
         spaces.refusal = gr.Error("You have exceeded your GPU quota.")
         with refuses(EngineTrouble, "quota"):
@@ -112,7 +112,7 @@ def test_with_the_real_package_outside_a_space_the_race_runs_here() -> None:
     real = pytest.importorskip("spaces")
     assert not real.config.Config.zero_gpu
     try:
-        assert ids(played(Engine(PRESETS, zero.zero_backend("auto", BUDGETS)))) != []
+        assert ids(played(Engine(PRESETS, zero.ZeroBackend("auto", BUDGETS)))) != []
         assert len(zero._kept) == 1
     finally:
         for loaded in zero._kept.values():

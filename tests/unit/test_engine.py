@@ -28,7 +28,7 @@ from specdemo.racing import race
 from specdemo.racing.trace import Entry
 from specdemo.settings import Settings
 from specdemo.ui import engine as engine_module
-from specdemo.ui.engine import EngineTrouble, Status, real_backend
+from specdemo.ui.engine import Backend, EngineTrouble, Status
 from tests.harness.ui_classes import Engine
 
 from ..sentences import tells
@@ -52,7 +52,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     presets = {
         name: replace(small, name=name, target=target, draft_model=draft) for name, (target, draft) in sources.items()
     }
-    engine = Engine({SMALL: small, LARGE: find_preset(LARGE), **presets}, real_backend())
+    engine = Engine({SMALL: small, LARGE: find_preset(LARGE), **presets}, Backend())
     assert last(engine, SMALL).stage == "ready"
     yield engine
     list(engine.stream(engine.status.loaded, lambda loaded: (loaded.release() for _ in "1")))

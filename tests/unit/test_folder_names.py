@@ -16,7 +16,7 @@ from specdemo.models.report import save_preset
 from specdemo.models.sources import Folder
 from specdemo.racing.race import race
 from specdemo.settings import Settings
-from specdemo.ui.engine import real_backend
+from specdemo.ui.engine import Backend
 from specdemo.ui.race.own_models import _named
 from tests.harness.files import make_tokenizer
 from tests.harness.models import save, tiny
@@ -111,8 +111,8 @@ def test_such_a_folder_races_and_its_trace_is_run_again(
 def test_such_a_folder_loads_and_races_on_the_page(model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "a + b"))
     preset = _named({}, str(folder), str(folder), "")
-    engine = Engine({"toy": preset_of(str(model))}, real_backend())
-    assert tells([*engine.backend.report(preset)], "tokenizers match")
+    engine = Engine({"toy": preset_of(str(model))}, Backend())
+    assert tells([*engine.report(preset)], "tokenizers match")
     engine.add(preset, "me")
     *_, status = engine.follow(preset.name)
     assert (status.stage, status.loaded) == ("ready", preset.name)

@@ -26,7 +26,7 @@ from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.settings import Settings
 from specdemo.system.hardware import compute_dtype
-from specdemo.ui.engine import real_backend
+from specdemo.ui.engine import Backend
 from specdemo.ui.facts import facts as facts_of
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
@@ -81,7 +81,7 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
 
 
 def test_the_page_knows_what_passes_cost_before_its_first_race(checkpoints: dict[str, Path]) -> None:
-    backend = real_backend()
+    backend = Backend()
     loaded = backend.load(preset_of(checkpoints["llama"]), ignore, None)
     assert len(loaded.costs) == 1
     loaded.release()

@@ -76,20 +76,20 @@ class RaceRun(Job):
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         """The race itself and then its outcome, in the engine's thread."""
         self.request, note = fitted(self.request, loaded)
-        request, backend = self.request, engine.backend
+        request = self.request
         if any(DRAFTERS[lane.drafter].remembers for lane in request.lanes.values()):
             loaded = remembering(loaded, self._memory(loaded))
         others = engine.other_work.watch()
-        self.header = backend.trace_header(loaded, request)
+        race = engine.backend.race(loaded, request)
+        self.header = race.header
         self._shared = self.local and has_every_core(loaded)
-        race = backend.race(loaded, request)
-        with self._limited(), closing(race) as entries:  # type: ignore[type-var]
+        with self._limited(), closing(race.entries()) as entries:  # type: ignore[type-var]
             yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
-        found = backend.outcome(loaded, request, self.entries)
+        found = race.outcome(self.entries)
         counted = {name: found.environment[name] for name in MEASURED if name in found.environment}
         self.header["environment"] |= counted
         sentence = " ".join(filter(None, [found.sentence, note, memory_note(self.header.get("lanes", ()))]))
