@@ -203,17 +203,23 @@ def choose(page: Page, view: str) -> Locator:
         return page.locator(f"#lab-{view}")
     for group, studies in {} if front else lab_tabs().items():
         if STUDIES[view] in studies:
-            open_tab(page, group)
-    tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
-    page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
-    if not tab.is_visible():
-        page.locator("#lab .overflow-menu > button:visible").last.click()
-        tab = page.locator("#lab .overflow-dropdown button", has_text=STUDIES[view].title)
-    tab.click()
+            _open_inner_tab(page, group)
+    _open_inner_tab(page, STUDIES[view].title)
     shown = page.locator(f"#lab-{view}")
     shown.locator(".lab-run").wait_for()
     page.wait_for_timeout(250)  # what Gradio has put there it fills in a moment later
     return shown
+
+
+def _open_inner_tab(page: Page, name: str) -> None:
+    """Open a tab of Check or of the Lab, which Gradio puts into a menu where there is no room for it."""
+    tab = page.get_by_role("tab", name=name, exact=True)
+    page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
+    if not tab.is_visible():
+        menus = page.locator("#lab .overflow-menu:visible").filter(has_text=name)
+        menus.locator("> button").first.click()
+        tab = menus.locator(".overflow-dropdown button", has_text=name).first
+    tab.click()
 
 
 def waiting(place: int, of: int) -> re.Pattern[str]:

@@ -609,12 +609,13 @@ def test_drafters_that_a_preset_lacks_are_not_offered(new_lab: Open, engine: Eng
     page.get_by_role("option").nth(1).click()
     page.get_by_role("tab", name="Lab").click()
     drafter = shown.locator("#lab-domains-drafter")
+    page.wait_for_timeout(1000)  # a list of Gradio's that is open goes wrong if its choices get fewer
     drafter.locator("input").click()
-    expect(page.get_by_role("option")).to_have_text([re.compile("prompt-lookup$"), re.compile("lookahead$")])
+    able = [re.compile(f"{name}$") for name in ("prompt-lookup", "suffix", "lookahead")]
+    expect(page.get_by_role("option")).to_have_text(able)
     page.keyboard.press("Escape")
     boxes = choose(page, "sweep").locator("#lab-sweep-drafters")
-    expect(boxes.get_by_role("checkbox")).to_have_count(2)
-    expect(boxes).to_contain_text(telling("eagle ships"))
+    expect(boxes.get_by_role("checkbox")).to_have_count(3)
     list(engine.follow("toy"))
 
 

@@ -744,9 +744,10 @@ def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> 
     page.click("#race .sd-again")
     replay = page.locator("#replay")
     expect(replay.locator(".sd-play")).to_be_enabled()
+    page.keyboard.press("Escape")  # closes the round that it opens with
     replay.locator(".sd-play").focus()
     page.keyboard.press("End")
-    expect(replay).to_contain_text(telling("2 readers"))
+    expect(replay).to_contain_text(telling("both readers"))
     assert replay.locator(".sd-lane").evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == [
         *("alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2")
     ]
@@ -1322,6 +1323,7 @@ def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script
     expect(k).to_have_value("16")  # the longest chain
     page.locator("#k input[type=range]").evaluate("range => range.max === '16'")
     box.check()
+    page.check("#all-drafters input")
     page.locator("#drafter input").fill("none")
     page.locator("#drafter input").press("Enter")
     expect(box).to_be_disabled()
@@ -1846,8 +1848,7 @@ def test_a_real_race_is_shown_as_it_was(visit: Visit) -> None:
     try:
         with served_engine(engine, prompts) as url:
             page = visit("?max_new_tokens=32&drafter=prompt-lookup", at=url)
-            page.get_by_role("button", name="quoting", exact=True).click()
-            page.get_by_role("button", name=prompts["quoting"][0]).click()
+            page.get_by_role("button", name="Quoting", exact=True).click()
             page.set_default_timeout(180_000)
             run(page)
             with page.expect_download() as download:
