@@ -14,9 +14,9 @@ from ..racing.request import AT_ONCE, parameters, read_request
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
+from .line import MODEL, job
 from .race.run import RaceRun
 from .runs import Runs
-from .serving.line import MODEL, job
 
 # The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
 PLACES = (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from sys import getsizeof
@@ -45,15 +43,15 @@ class Job:
         self.ended = threading.Event()
         self.followers: set[Callable[[], None]] = set()  # each is called for every message and at the end
         self.watchers: set[Callable[[], None]] = set()  # these too, but they do not keep it from being stopped
-        self._alone_since = 0.0
+        self._leaving = threading.Timer(0, self.stop.set)  # runs while nobody follows it
 
     @property
     def work(self) -> str:
-        """See `durations.Timed`."""
+        """What it is: works of one name take about as long as each other."""
         return self.kind
 
     def seconds_left(self) -> float | None:
-        """See `durations.Timed`."""
+        """How long it still takes by how far it is; None if that is not known."""
         return None
 
     @property
@@ -61,21 +59,12 @@ class Job:
         """About how many bytes it takes in memory."""
         return JOB_BYTES + sum(map(getsizeof, self.messages))
 
-    def stop_unless_followed(self, heard: Callable[[], bool] = lambda: False) -> None:
-        """Stop it in `grace` seconds, unless someone follows it by then or has followed it in between.
-
-        In the server's event loop.
-
-        Args:
-            heard: says whether the page that asked for it still hears of it in another way.
-        """
-        alone = self._alone_since = time.monotonic()
-
-        def look() -> None:
-            if not self.followers and not heard() and self._alone_since == alone:  # or else a later look decides
-                self.stop.set()
-
-        asyncio.get_running_loop().call_later(self.grace, look)
+    def stop_unless_followed(self) -> None:
+        """Stop it in `grace` seconds, unless someone follows it by then or has followed it in between."""
+        self._leaving.cancel()
+        self._leaving = threading.Timer(self.grace, lambda: None if self.followers else self.stop.set())
+        self._leaving.daemon = True
+        self._leaving.start()
 
     def play(self, engine: Engine) -> Iterator[str]:
         """Run the job and yield its messages. Closing the generator ends the job and frees its caches.

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from anyio import to_thread
 
+from ..errors import BadInput
 from .engine import Engine
 from .jobs import GRACE_SECONDS, Job
+from .line import Line
 
 KEPT_BYTES = 64_000_000  # of all jobs together
+PAGE_ID = re.compile("[0-9a-f]{16}")
 OWN_RUNS = 3  # jobs of each visitor that are kept before those of others
-MAX_REFUSALS = 256  # sentences that are kept for visitors to ask for
 J = TypeVar("J", bound=Job)
 T = TypeVar("T")
 
@@ -30,36 +32,24 @@ def is_local(client: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePosition:
-    """A visitor's place in the line, from 1, `of` so many; the works that have the model and that wait before it."""
-
-    place: int
-    of: int
-    current: Sequence[str]
-    before: Sequence[str]
-
-
 class Runs:
     """The latest jobs by id.
 
-    `engine` plays them, `place` says where a session waits, `heard` whether the page of a session still hears of what
-    Gradio runs for it, `most_watchers` how many may watch a page that is shared: `build_page` sets them, for the routes
-    beside Gradio's. `begun` is called with each new job, `ended` with each that was played and with whether it
-    finished, was stopped or failed, `left` with a session whose page no longer follows the status.
+    `engine` plays them, after they have waited in `line`; `most_watchers` may watch a page that is shared: `build_page`
+    sets these. `begun` is called with each new job, `ended` with each that was played and with whether it finished, was
+    stopped or failed, `left` with a session whose page no longer follows the status.
     """
 
     engine: Engine
+    line: Line
 
     def __init__(self, grace: float = GRACE_SECONDS, most_bytes: int = KEPT_BYTES) -> None:
         """
         Args:
-            grace: seconds without a follower after which a job is stopped, see `leave`.
+            grace: seconds without a follower after which a job of the page is stopped.
             most_bytes: the memory of all jobs that are kept. What a running one has grown by counts when it ends.
         """
         self.grace, self.most_bytes = grace, most_bytes
-        self.place: Callable[[str], QueuePosition | None] = lambda session: None
-        self.heard: Callable[[str], bool] = lambda session: False
         self.most_watchers = 0
         self.begun: Callable[[Job], None] = lambda job: None
         self.ended: Callable[[Job, str], None] = lambda job, outcome: None
@@ -67,25 +57,29 @@ class Runs:
         self._pages: Counter[str] = Counter()
         self._runs: OrderedDict[str, Job] = OrderedDict()
         self._sizes: dict[str, int] = {}
-        self._refusals: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
         self._large = asyncio.Lock()
 
-    def begin(self, job: J, session: str | None, client: Any = None, on_page: bool = False) -> J:
+    def begin(self, job: J, session: str | None, client: Any = None, page_id: str | None = None) -> J:
         """Keep a new job. The oldest ones are forgotten when all together take too many bytes.
 
         Args:
             client: the address it was asked from, as in `gr.Request.client`.
-            on_page: whether only its stream follows it, so that it can be stopped when nobody listens to that.
+            page_id: the id that the page follows it by: it is stopped when nobody does.
         """
-        job.on_page, job.grace = on_page, self.grace
+        job.on_page, job.grace = page_id is not None, self.grace
         job.local = is_local(client)
+        job.id = job.id if page_id is None else page_id
         job.session = session or job.id
         job.earlier = lambda: self._earlier(job)
         with self._lock:
+            if job.id in self._runs or not PAGE_ID.fullmatch(job.id):
+                raise BadInput("This was asked for already.")
             self._runs[job.id] = job
             self._sizes[job.id] = job.size
             self._forget()
+        if job.on_page:
+            job.stop_unless_followed()
         self.begun(job)
         return job
 
@@ -110,18 +104,6 @@ class Runs:
                 self._forget()
             self.ended(job, outcome)
 
-    def refuse(self, session: str, job: str, sentence: str) -> None:
-        """Keep a sentence for `refusal` to return to what asked for the job."""
-        with self._lock:
-            self._refusals[session, job] = sentence
-            while len(self._refusals) > MAX_REFUSALS:
-                self._refusals.popitem(last=False)
-
-    def refusal(self, session: str | None, job: str) -> str | None:
-        """Why the session's last job of this name could not join the line; None if it could. It is said once."""
-        with self._lock:
-            return self._refusals.pop((session or "", job), None)
-
     def _forget(self) -> None:
         """Forget the oldest jobs until the others fit. The latest, which may be running, stays.
 
@@ -145,7 +127,7 @@ class Runs:
         """A large answer, made in a thread of its own: one at a time, or they would take memory and the engine's time
         together."""
         async with self._large:
-            with self.engine.other_work.counted():
+            with self.engine.other_work():
                 return await to_thread.run_sync(make)
 
     def find(self, kind: type[J], run_id: str) -> J | None:
@@ -175,11 +157,3 @@ class Runs:
     def is_present(self, session: str) -> bool:
         """Whether a page of this session follows the status."""
         return session in self._pages
-
-    def leave(self, session: str | None) -> None:
-        """Stop a session's job if nobody follows it for a while: its page was closed, or it lost its connection.
-
-        To be called in the server's event loop.
-        """
-        if (job := self.latest(session, Job)) is not None:
-            job.stop_unless_followed(lambda: self.heard(job.session))

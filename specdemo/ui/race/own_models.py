@@ -16,8 +16,7 @@ from ...system.allowed import allowed
 from ...system.imports import import_quickly
 from ..budgets import Budgets
 from ..engine import Engine
-from ..runs import Runs
-from ..serving.line import LOAD, MODEL, QUIET
+from ..line import MODEL, QUIET
 from .form import STARTING, begin_with, menu
 
 STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
@@ -26,7 +25,7 @@ LOADS = "(preset) => { specdemo.nameModel(preset); specdemo.chose(preset); specd
 CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.loads = preset; return preset; }"
 
 
-def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets) -> None:
+def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> None:
     """Add the fields to the page that is being built. A Space has them only for the names that its owner allows.
 
     Args:
@@ -60,10 +59,10 @@ def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Bu
         with gr.Row(visible=names is None):
             own.name = gr.Textbox(label="Name", info="For the preset.", max_lines=1, min_width=100, elem_id="own-name")
             own.save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
-    _wire(engine, runs, form, budgets, own)
+    _wire(engine, form, budgets, own)
 
 
-def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
+def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
     named, chosen = [own.target, own.draft, own.head], form["preset"]
     begins = [chosen, *(form[field] for field in STARTING)]
     loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
@@ -75,7 +74,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     def look(*given: Any) -> list[Any]:
         lines: list[str] = []
         try:
-            with engine.other_work.counted():
+            with engine.other_work():
                 for line in engine.report(_named(engine.presets, *given)):
                     lines.append(line)
         except Exception as error:
@@ -103,13 +102,6 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         finally:
             loads.pop(request.session_hash, None)
             ended.set()
-
-    def refused(before: str, request: gr.Request) -> list[Any]:
-        """Why it may not join the line. For Gradio a load that is cancelled fails, too, and the page knows."""
-        sentence = runs.refusal(request.session_hash, LOAD)
-        if sentence is None:
-            return [gr.skip()] * (2 + len(begins))
-        return [_say(sentence), gr.update(interactive=False), *choose(before, request.session_hash)]
 
     def ended(preset: Any, before: str, request: gr.Request) -> list[Any]:
         """After a load that failed, the preset that was loaded before is chosen again."""
@@ -154,7 +146,6 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     loading = begun.success(load, chosen, None, preprocess=False, js=LOADS, **MODEL, **QUIET)
     shown = loading.then(ended, [chosen, own.before], [own.message, own.cancel, *begins], **here, **QUIET)
     shown.then(None, chosen, None, js=CHOSEN)
-    loading.failure(refused, own.before, [own.message, own.cancel, *begins], **here, **QUIET)
     outputs = [own.message, own.load, own.cancel, *begins]
     cancelled = own.cancel.click(give_up, own.before, outputs, cancels=[loading], queue=False, **QUIET)
     cancelled.then(None, chosen, None, js=CHOSEN)
