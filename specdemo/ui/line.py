@@ -124,6 +124,10 @@ class Line(Queue):
                 return at + 1, len(waiting), list(map(_work, waiting[:at]))
         return (0, len(waiting), ()) if run_id in map(_run_of, self.running) else None
 
+    def is_heard(self, session: str) -> bool:
+        """Whether a program of this session still listens to what has the model, as far as it ever did."""
+        return any(event.alive for event in self.running if event.session_hash == session)
+
     async def leave(self, run_id: str) -> None:
         """Take a run that waits out of the line; its page hears that it is over."""
         for event in self.waiting:

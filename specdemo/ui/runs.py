@@ -20,7 +20,6 @@ from .line import Line
 
 KEPT_BYTES = 64_000_000  # of all jobs together
 PAGE_ID = re.compile("[0-9a-f]{16}")
-OWN_RUNS = 3  # jobs of each visitor that are kept before those of others
 J = TypeVar("J", bound=Job)
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ class Runs:
         """
         Args:
             grace: seconds without a follower after which a job of the page is stopped.
-            most_bytes: the memory of all jobs that are kept. What a running one has grown by counts when it ends.
+            most_bytes: the memory of all jobs that are kept, looked at when one begins or ends.
         """
         self.grace, self.most_bytes = grace, most_bytes
         self.most_watchers = 0
@@ -56,7 +55,6 @@ class Runs:
         self.left: Callable[[str], None] = lambda session: None
         self._pages: Counter[str] = Counter()
         self._runs: OrderedDict[str, Job] = OrderedDict()
-        self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._large = asyncio.Lock()
 
@@ -76,7 +74,6 @@ class Runs:
             if job.id in self._runs or not PAGE_ID.fullmatch(job.id):
                 raise BadInput("This was asked for already.")
             self._runs[job.id] = job
-            self._sizes[job.id] = job.size
             self._forget()
         if job.on_page:
             job.stop_unless_followed()
@@ -99,29 +96,15 @@ class Runs:
             raise
         finally:
             with self._lock:
-                if job.id in self._runs:
-                    self._sizes[job.id] = job.size
                 self._forget()
             self.ended(job, outcome)
 
     def _forget(self) -> None:
-        """Forget the oldest jobs until the others fit. The latest, which may be running, stays.
-
-        The latest `OWN_RUNS` jobs of each visitor are forgotten last, the oldest of them first.
-        """
-        *earlier, _ = self._runs
-        newer: Counter[str] = Counter()
-        own = set()
-        for run_id, job in reversed(self._runs.items()):
-            newer[job.session] += 1
-            if newer[job.session] <= OWN_RUNS:
-                own.add(run_id)
-        over = sum(self._sizes.values()) - self.most_bytes
-        for run_id in sorted(earlier, key=own.__contains__):  # a stable sort: the oldest of either kind first
-            if over <= 0:
-                break
-            del self._runs[run_id]
-            over -= self._sizes.pop(run_id)
+        """Forget the oldest jobs until the others fit. The latest, which may be running, stays."""
+        over = sum(job.size for job in self._runs.values()) - self.most_bytes
+        while over > 0 and len(self._runs) > 1:
+            _, oldest = self._runs.popitem(last=False)
+            over -= oldest.size
 
     async def large(self, make: Callable[[], T]) -> T:
         """A large answer, made in a thread of its own: one at a time, or they would take memory and the engine's time

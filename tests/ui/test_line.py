@@ -335,6 +335,19 @@ def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(
 # The same without a browser -----------------------------------------------------------------------------------------
 
 
+def test_a_race_of_a_program_that_hangs_up_ends(place: Any) -> None:
+    url, script, _ = place
+    script.reset()
+    script.pace = 0.05
+    with Caller(url, 1) as caller:
+        event = caller.join("one two three", max_new_tokens=500).json()["event_id"]
+        with caller.http.stream("GET", f"/gradio_api/call/compare/{event}"):
+            wait_until(lambda: script.open_races == 1)
+    wait_until(lambda: script.ended_races == 1)
+    script.pace = 0.0
+    assert len(script.entries) < 500
+
+
 def test_a_run_of_a_page_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
     assert GRACE_SECONDS == 15.0
     runs = Runs(grace=0.3)

@@ -39,16 +39,19 @@ def stream_route(runs: Runs) -> Route:
             return Response(status_code=401)
         run_id, first = request.path_params["run"], after(request.headers.get("last-event-id", ""))
         end = time.monotonic() + JOINING_SECONDS
-        while (run := runs.find(Job, run_id)) is None and runs.line.place(run_id) is None and time.monotonic() < end:
+        while (run := runs.find(Job, run_id)) is None and runs.line.place(run_id) is None:
+            if time.monotonic() > end:
+                return Response(status_code=204)  # which tells the browser not to ask again
             await asyncio.sleep(PAUSE_SECONDS)
-        if (run is None and not runs.line.place(run_id)) or (run and run.ended.is_set() and first >= len(run.messages)):
-            return Response(status_code=204)  # which tells the browser not to ask again
-        return StreamingResponse(_in_turn(runs, run_id, first), media_type="text/event-stream")
+        if run and run.ended.is_set() and first >= len(run.messages):
+            return Response(status_code=204)
+        events = _events(run, first) if run else _in_turn(runs, run_id)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     return Route("/races/{run}", follow)
 
 
-async def _in_turn(runs: Runs, run_id: str, first: int) -> AsyncIterator[str]:
+async def _in_turn(runs: Runs, run_id: str) -> AsyncIterator[str]:
     sent = None
     with following(runs.engine.followers) as changed:
         while (run := runs.find(Job, run_id)) is None and (place := runs.line.place(run_id)):
@@ -60,7 +63,7 @@ async def _in_turn(runs: Runs, run_id: str, first: int) -> AsyncIterator[str]:
             sent = line
             await is_set(changed, LINE_SECONDS)
     if run:
-        async with aclosing(_events(run, first)) as events:
+        async with aclosing(_events(run, 0)) as events:
             async for event in events:
                 yield event
 
