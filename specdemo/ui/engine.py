@@ -110,19 +110,6 @@ class Status:
     loaded: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """Seconds between two batches, for followers on this machine and elsewhere.
-
-    `opening` is how long the engine waits for a local follower after the first item: to clear away the last race would
-    otherwise slow this one down.
-    """
-
-    local: float = CPU_SECONDS
-    remote: float = CPU_SECONDS
-    opening: float = 0.0
-
-
 class Engine:
     """Holds the loaded preset. One thread of its own loads it and runs it.
 
@@ -148,7 +135,6 @@ class Engine:
         self._current: tuple[str, float, Callable[[], float | None]] | None = None  # work, when it began, what is left
         self._loaded: Any = None
         self._made_of: MadeOf | None = None  # what is loaded
-        self._pauses = Pauses()
         self._starting = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, name="engine", daemon=True).start()
@@ -241,19 +227,20 @@ class Engine:
         """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed.
 
         Args:
-            stop: ends the iteration when it is set.
+            stop: ends the iteration when it is set. Without it the choice of another preset ends it, too.
         Raises:
             LoadError: it was loaded with the token of a visitor, and this one may not read it on the hub.
         """
-        token = self._token()
-        stop = stop or threading.Event()
-        seen = None
-        while (seen is None or seen.stage == "loading") and not stop.is_set():
-            if self.status.preset != preset or seen is None:
+        token, seen = self._token(), None
+        ending = stop or threading.Event()
+        while (seen is None or seen.stage == "loading") and not ending.is_set():
+            if seen is None or self.status.preset != preset:
+                if seen and not stop:
+                    return
                 self.begin_loading(preset)
             status = self.status
             if status == seen or status.preset != preset:
-                stop.wait(POLL_SECONDS)
+                ending.wait(POLL_SECONDS)
             else:
                 seen = status
                 if seen.stage == "ready":
@@ -273,11 +260,11 @@ class Engine:
         work: str = "",
         seconds_left: Callable[[], float | None] = lambda: None,
     ) -> Generator[list[T | str]]:
-        """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `Pauses`.
+        """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `pauses`.
 
         Reports of the work (`progress.tell`), which are texts, are among the items. The engine does not wait for its
-        followers, except for `Pauses.opening` after the first item. Closing this generator closes `run` after its
-        current item, or stops it between two passes (`progress.check_stopped`), and waits for that.
+        followers, except after the first item. Closing this generator closes `run` after its current item, or stops it
+        between two passes (`progress.check_stopped`), and waits for that.
 
         Args:
             preset: None for work that needs none; `loaded` is then whatever there is, perhaps None.
@@ -291,8 +278,10 @@ class Engine:
         items: SimpleQueue[Any] = SimpleQueue()
         closed, finished = threading.Event(), threading.Event()
         failures: list[Exception] = []
+        pause = 0.0
 
         def play() -> None:
+            nonlocal pause
             began = time.monotonic()
             self._current = work, began, seconds_left
             self._wake()
@@ -300,9 +289,9 @@ class Engine:
                 if preset is not None and (self._loaded is None or self._loaded.preset.name != preset):
                     status = self.status
                     raise EngineTrouble(status.words if status.preset in (preset, "") else MEANWHILE)
+                pause, opening = pauses(self._loaded, local)
                 waiting = attended(closed.is_set, items.put)
                 with waiting, closing(run(self._loaded)) as source:
-                    opening = self._pauses.opening if local else 0.0
                     for item in source:
                         items.put(item)
                         if closed.wait(opening):
@@ -328,7 +317,7 @@ class Engine:
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
                 if not isinstance(batch[-1], str):  # the first event after a report is shown at once, too
-                    finished.wait(self._pauses.local if local else self._pauses.remote)
+                    finished.wait(pause)
         finally:
             closed.set()
             finished.wait()
@@ -364,7 +353,6 @@ class Engine:
                 self._access.loaded(self._loaded.preset, token)
                 if old is not None and not old.released:
                     old.release()
-            self._pauses = pauses(self._loaded)
             self._tell(
                 preset, "ready", self._loaded.preset.title, facts=facts(self._loaded), unavailable=self._unavailable()
             )
@@ -388,12 +376,13 @@ class Engine:
         return {name: reason for name, reason in reasons.items() if reason}
 
 
-def pauses(loaded: Any) -> Pauses:
-    """The intervals of a loaded preset's batches: longer on this machine, if the engine has a thread on every core."""
-    if loaded.device.type != "cpu":
-        return Pauses(GPU_SECONDS, GPU_SECONDS)
-    shared = has_every_core(loaded)
-    return Pauses(SHARED_SECONDS, CPU_SECONDS, OPENING_SECONDS) if shared else Pauses(CPU_SECONDS, CPU_SECONDS)
+def pauses(loaded: Any, local: bool) -> tuple[float, float]:
+    """Seconds between two batches for a follower, on this machine if `local`, and those that the engine waits after the
+    first item: to clear away the last race would slow this one down, where the engine has a thread on every core."""
+    if loaded is not None and loaded.device.type != "cpu":
+        return GPU_SECONDS, 0.0
+    shared = local and loaded is not None and has_every_core(loaded)
+    return (SHARED_SECONDS, OPENING_SECONDS) if shared else (CPU_SECONDS, 0.0)
 
 
 def has_every_core(loaded: Any) -> bool:

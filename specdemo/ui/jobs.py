@@ -15,15 +15,15 @@ from .values import to_json
 
 RACE, STUDY = "race", "study"  # kinds of jobs
 JOB_BYTES = 4_000  # the memory of a job without messages, roughly (measured)
-GRACE_SECONDS = 15.0
 
 
 class Job:
     """Work for the engine: its messages so far, and a way to stop it.
 
     Its id cannot be guessed, so that only those who were given it can read its messages and its result. `local` says
-    whether it is followed on this machine, `on_page` whether by the page, see `Runs.begin`. `seconds` is its time limit
-    once the preset is loaded, None without one; `overdue` says whether that has stopped it.
+    whether it is followed on this machine. `grace` are the seconds without a follower after which it is stopped, None
+    if it goes on. `seconds` is its time limit once the preset is loaded, None without one; `overdue` says whether that
+    has stopped it.
     """
 
     kind = "job"  # in sentences
@@ -34,8 +34,7 @@ class Job:
         self.seconds = seconds
         self.overdue = False
         self.session = ""
-        self.on_page = False
-        self.grace = GRACE_SECONDS
+        self.grace: float | None = None
         self.local = False
         self.earlier: Callable[[], Sequence[Job]] = tuple
         self.messages: list[str] = []
@@ -61,6 +60,8 @@ class Job:
 
     def stop_unless_followed(self) -> None:
         """Stop it in `grace` seconds, unless someone follows it by then or has followed it in between."""
+        if self.grace is None or self.followers:
+            return
         self._leaving.cancel()
         self._leaving = threading.Timer(self.grace, lambda: None if self.followers else self.stop.set())
         self._leaving.daemon = True

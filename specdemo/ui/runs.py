@@ -15,9 +15,10 @@ from anyio import to_thread
 
 from ..errors import BadInput
 from .engine import Engine
-from .jobs import GRACE_SECONDS, Job
+from .jobs import Job
 from .line import Line
 
+GRACE_SECONDS = 15.0  # without a follower, for a job of the page
 KEPT_BYTES = 64_000_000  # of all jobs together
 PAGE_ID = re.compile("[0-9a-f]{16}")
 J = TypeVar("J", bound=Job)
@@ -45,7 +46,7 @@ class Runs:
     def __init__(self, grace: float = GRACE_SECONDS, most_bytes: int = KEPT_BYTES) -> None:
         """
         Args:
-            grace: seconds without a follower after which a job of the page is stopped.
+            grace: see `Job`, for those of the page.
             most_bytes: the memory of all jobs that are kept, looked at when one begins or ends.
         """
         self.grace, self.most_bytes = grace, most_bytes
@@ -65,25 +66,19 @@ class Runs:
             client: the address it was asked from, as in `gr.Request.client`.
             page_id: the id that the page follows it by: it is stopped when nobody does.
         """
-        job.on_page, job.grace = page_id is not None, self.grace
         job.local = is_local(client)
-        job.id = job.id if page_id is None else page_id
+        if page_id is not None:
+            job.id, job.grace = page_id, self.grace
         job.session = session or job.id
-        job.earlier = lambda: self._earlier(job)
+        job.earlier = lambda: [other for other in self._of(job.session, Job) if other is not job]
         with self._lock:
             if job.id in self._runs or not PAGE_ID.fullmatch(job.id):
                 raise BadInput("This was asked for already.")
             self._runs[job.id] = job
             self._forget()
-        if job.on_page:
-            job.stop_unless_followed()
+        job.stop_unless_followed()
         self.begun(job)
         return job
-
-    def _earlier(self, job: Job) -> list[Job]:
-        """The kept jobs of the same session that began before this one, the oldest first."""
-        with self._lock:
-            return [other for other in self._runs.values() if other.session == job.session and other is not job]
 
     def play(self, job: Job, engine: Engine) -> Iterator[Any]:
         """`job.play`, and what there is to do when it has ended."""
@@ -119,11 +114,14 @@ class Runs:
             job = self._runs.get(run_id)
         return job if isinstance(job, kind) else None
 
+    def _of(self, session: str | None, kind: type[J]) -> list[J]:
+        """The kept jobs of a session and of that kind, the oldest first."""
+        with self._lock:
+            return [job for job in self._runs.values() if job.session == session and isinstance(job, kind)]
+
     def latest(self, session: str | None, kind: type[J], work: str | None = None) -> J | None:
         """The session's latest job of that kind, and of that `Job.work` if it is given, if it is kept."""
-        with self._lock:
-            theirs = (job for job in reversed(self._runs.values()) if job.session == session)
-            return next((job for job in theirs if isinstance(job, kind) and work in (None, job.work)), None)
+        return next((job for job in reversed(self._of(session, kind)) if work in (None, job.work)), None)
 
     @contextmanager
     def present(self, session: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.asking import halting
-from specdemo.ui.engine import EngineTrouble, Pauses, pauses
+from specdemo.ui.engine import EngineTrouble, pauses
 from specdemo.ui.facts import facts
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.page import build_page
@@ -317,24 +317,26 @@ def test_a_browser_on_this_machine_is_known_by_its_address(host: str, here: bool
 
 
 @pytest.mark.parametrize(
-    ("device", "cores", "expected"),
+    ("device", "cores", "here"),
     [
-        ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS, engine_module.OPENING_SECONDS)),
-        ("cpu", 3, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
-        ("cpu", None, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),
-        ("meta", 2, Pauses(engine_module.GPU_SECONDS, engine_module.GPU_SECONDS)),  # whatever computes elsewhere
+        ("cpu", 2, (engine_module.SHARED_SECONDS, engine_module.OPENING_SECONDS)),
+        ("cpu", 3, (engine_module.CPU_SECONDS, 0.0)),  # a core is left for the browser
+        ("cpu", None, (engine_module.CPU_SECONDS, 0.0)),
+        ("meta", 2, (engine_module.GPU_SECONDS, 0.0)),  # whatever computes elsewhere
     ],
 )
 def test_only_a_browser_on_the_engines_own_cores_is_told_more_seldom(
-    device: str, cores: int | None, expected: Pauses, monkeypatch: pytest.MonkeyPatch
+    device: str, cores: int | None, here: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": 2, "cores": cores})
-    assert pauses(ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))) == expected
+    loaded = ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))
+    assert pauses(loaded, local=True) == here
+    assert pauses(loaded, local=False) == (engine_module.CPU_SECONDS if device == "cpu" else here[0], 0.0)
 
 
 @pytest.mark.parametrize("local", [False, True])
 def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(local=60.0, remote=0.0))
+    monkeypatch.setattr(engine_module, "pauses", lambda _, local: (60.0 if local else 0.0, 0.0))
     script = Script()
     script.pace = 0.01
     run = RaceRun(ask(max_new_tokens=20, k=2, drafter="ngram"))
@@ -349,7 +351,7 @@ def test_the_engine_waits_once_for_a_page_on_its_own_cores_to_draw_the_first_ite
     local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening = 0.5
-    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(0.0, 0.0, opening))
+    monkeypatch.setattr(engine_module, "pauses", lambda _, local: (0.0, opening if local else 0.0))
     engine = Script().engine()
     list(engine.follow("scripted"))
     batches = engine.stream("scripted", lambda _: clock(4), local)

@@ -20,11 +20,12 @@ from playwright.sync_api import expect
 from specdemo.errors import BadInput
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.ui import line
-from specdemo.ui.jobs import GRACE_SECONDS, RACE
+from specdemo.ui.jobs import RACE
 from specdemo.ui.line import LOOK_SECONDS, MAX_OF_ADDRESS, MAX_WAITING, REPORT_SECONDS, SEEN_IN, address_of
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.race.run import RaceRun
+from specdemo.ui.runs import GRACE_SECONDS
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from ..engine import Engine
 from ..line import MODEL, QUIET
 from .form import STARTING, begin_with, menu
 
-STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
 OFF = "() => ({ interactive: false, __type__: 'update' })"
 LOADS = "(preset) => { specdemo.nameModel(preset); specdemo.chose(preset); specdemo.loads = preset; return preset; }"
 CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.loads = preset; return preset; }"
@@ -65,7 +63,6 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
 def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
     named, chosen = [own.target, own.draft, own.head], form["preset"]
     begins = [chosen, *(form[field] for field in STARTING)]
-    loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
 
     def choose(preset: str, session: str | None) -> list[Any]:
         first, *others = begin_with(engine.presets[preset], budgets)
@@ -91,17 +88,12 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
         engine.add(preset, session)
         return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name, session)]
 
-    def load(preset: Any, request: gr.Request) -> Iterator[None]:
+    def load(preset: Any) -> Iterator[None]:
         """Holds the line until it is loaded, cannot be, or is cancelled; the top of the page says how far it is."""
         if preset not in engine.presets:
             return
-        stop, ended = loads[request.session_hash] = Event(), Event()
-        try:
-            for _ in engine.follow(preset, stop):
-                yield
-        finally:
-            loads.pop(request.session_hash, None)
-            ended.set()
+        for _ in engine.follow(preset):
+            yield
 
     def ended(preset: Any, before: str, request: gr.Request) -> list[Any]:
         """After a load that failed, the preset that was loaded before is chosen again."""
@@ -117,10 +109,6 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
 
     def give_up(before: str, request: gr.Request) -> list[Any]:
         """Go back to the preset that was loaded before: to choose another one ends a load."""
-        if loading := loads.get(request.session_hash):
-            stop, ended = loading
-            stop.set()
-            ended.wait(STOP_SECONDS)  # or it would ask for its preset again
         engine.begin_loading(before)
         words = _say("Cancelled. What was already downloaded is kept.")
         return [words, gr.update(interactive=True), gr.update(interactive=False), *choose(before, request.session_hash)]

@@ -126,8 +126,7 @@ async def _events(run: Job, first: int) -> AsyncGenerator[str]:
                 if not ended and not await is_set(news, KEEP_ALIVE_SECONDS):
                     yield ": still here\n\n"
     finally:
-        if run.on_page and not run.followers:
-            run.stop_unless_followed()
+        run.stop_unless_followed()
 
 
 # The status ----------------------------------------------------------------------------------------------------
