@@ -11,8 +11,8 @@ jobs, runs      what is asked of the engine, and the jobs of the last minutes
 zero            the same where a GPU is lent for each race
 hub_login       whose token the hub is asked with
 health          what the operator may know: /health, a line for each race, counters
-durations       how long that takes, for those who wait in line
-serving/        streams and the line for the model, beside Gradio
+line            the line for the model, which they wait in
+serving/        streams, scripts and checks of requests, beside Gradio
 budgets, values limits for one request; checks of values and JSON
 assets/         what is of the whole page: its styles, shared scripts, the line at the top
 """

@@ -14,9 +14,9 @@ from ..racing.request import AT_ONCE, parameters, read_request
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
+from .line import MODEL, job
 from .race.run import RaceRun
 from .runs import Runs
-from .serving.line import MODEL, job
 
 # The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
 PLACES = (
@@ -36,6 +36,8 @@ def player(engine: Engine, runs: Runs, budgets: Budgets) -> Player:
             read = read_request(defaults=defaults, most_new_tokens=budgets.new_tokens, **values)
             run = runs.begin(RaceRun(read, budgets.race_seconds), session, client)
             for message in runs.play(run, engine):
+                if session and not runs.line.is_heard(session):
+                    run.stop.set()  # and nobody else waits for it
                 yield run, message
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error

@@ -1,18 +1,19 @@
-"""How a part of the page asks for a job: from the press of a button until its script can follow the run, see job.js."""
+"""How a part of the page asks for a job: from the press of a button until it waits in line, see job.js."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 import gradio as gr
 
+from ..errors import BadInput
 from .engine import Engine, EngineTrouble
 from .jobs import Job
+from .line import MODEL, QUIET, job
 from .runs import Runs
-from .serving.line import MODEL, QUIET, job
 from .values import to_json
 
 
@@ -28,60 +29,50 @@ def wire_job(
 ) -> None:
     """
     Args:
-        work: see `durations.Timed`.
+        work: see `Job.work`.
         part: what shows the job.
         script: the name of the job in the page.
         button: asks for it.
         read: makes a job of the raw values of the `fields`.
     """
 
-    def check(*values: Any) -> str:
-        """Before the job joins the line, where it could wait for minutes only to fail. The script then triggers `go`,
-        or says why not."""
+    def ask(request: gr.Request, *values: Any) -> str:
+        """The id of the run, which the script follows while it waits in line, or why there is none."""
+        run_id = secrets.token_hex(8)
         try:
-            read(values)
+            read(values)  # or it could wait for minutes only to fail
+            if sentence := runs.line.refusal(True, request.session_hash, request.request):
+                raise BadInput(sentence)
         except Exception as error:
-            return _refusal(engine.sentence(error))
-        return to_json({"go": True, "id": uuid4().hex})
+            return to_json({"error": engine.sentence(error), "id": run_id})  # or the page could see no change
+        return to_json({"run": run_id})
 
     @job(work)
-    def run(request: gr.Request, *values: Any) -> Iterator[str]:
-        """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
+    def run(request: gr.Request, run_id: Any, *values: Any) -> None:
+        """Holds Gradio's line until it ends; the page hears of it by its stream, see `stream`."""
         try:
-            begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
+            begun = runs.begin(read(values), request.session_hash, request.client, str(run_id))
         except Exception as error:
-            yield _refusal(engine.sentence(error))
-            return
-        yield to_json({"run": begun.id})
+            raise gr.Error(engine.sentence(error), print_exception=False) from error
         with suppress(EngineTrouble):  # the page knows from the run's last message
             for _ in runs.play(begun, engine):
                 pass
 
-    def refused(request: gr.Request) -> Any:
-        """Why it was not let into the line."""
-        sentence = runs.refusal(request.session_hash, work)
-        return _refusal(sentence) if sentence else gr.skip()
-
-    given = {"inputs": fields, "outputs": part, "preprocess": False, **QUIET}
-    pressed, unable = f"(...values) => {script}.wait(values)", f"() => {script}.unable()"
-    button.click(check, queue=False, js=pressed, **given).failure(None, js=unable)
+    given = {"preprocess": False, **QUIET}
+    unable = f"() => {script}.unable()"
+    button.click(None, fields, None, js=f"(...values) => {script}.press(values)", **given)
+    part.ask(ask, fields, part, queue=False, **given).failure(None, js=unable)
     # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
-    running = part.go(run, trigger_mode="multiple", **given, **MODEL)
-    unheard = running.failure(refused, None, part, queue=False, **QUIET)
-    unheard.then(None, js=unable)  # if there was nothing to say
-    part.cancel(None, cancels=[running])
+    named = f"(_, ...values) => [{script}.run, ...values]"
+    part.go(run, [part, *fields], None, js=named, trigger_mode="multiple", **given, **MODEL).failure(None, js=unable)
 
 
-def _refusal(sentence: str) -> str:
-    """Why a job is not run, for the script of a part."""
-    return to_json({"error": sentence, "id": uuid4().hex})  # new, or the page would see no change
-
-
-def halting(runs: Runs) -> Callable[[Any], None]:
+def halting(runs: Runs) -> Callable[[Any], Awaitable[None]]:
     """What a script may ask for: it knows the ids of the runs it was shown, and no others."""
 
-    def halt(run_id: Any) -> None:
-        """The run ends by itself, at the next pass."""
+    async def halt(run_id: Any) -> None:
+        """The run leaves the line, or ends by itself at the next pass."""
+        await runs.line.leave(run_id)
         if run := runs.find(Job, str(run_id)):
             run.stop.set()
 

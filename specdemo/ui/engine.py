@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from queue import SimpleQueue
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
@@ -23,9 +27,7 @@ from ..settings import Settings, one_of
 from ..system.imports import LazyModule, import_quickly
 from ..system.progress import attended
 from .access import Access
-from .durations import Durations, Timed
 from .facts import facts
-from .other_work import OtherWork
 
 if TYPE_CHECKING:
     from ..racing import batch, race, summary
@@ -42,6 +44,7 @@ MEANWHILE = "Another preset was chosen meanwhile."
 NOTHING_LOADED = "No model is loaded yet"
 OWN = "own"  # stands for a model or a server that another visitor has named
 OF_OTHERS = "Another visitor's own model"
+RECENT = 8  # jobs of a kind whose mean duration is expected of the next
 MOST_OWN = 256  # presets that visitors have named, of which the oldest is forgotten
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
@@ -107,26 +110,6 @@ class Status:
     loaded: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressNote:
-    """A report on work that takes a while and yields no events, in `words` for a person."""
-
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """Seconds between two batches, for followers on this machine and elsewhere.
-
-    `opening` is how long the engine waits for a local follower after the first item: to clear away the last race would
-    otherwise slow this one down.
-    """
-
-    local: float = CPU_SECONDS
-    remote: float = CPU_SECONDS
-    opening: float = 0.0
-
-
 class Engine:
     """Holds the loaded preset. One thread of its own loads it and runs it.
 
@@ -139,22 +122,19 @@ class Engine:
     def __init__(
         self, presets: Mapping[str, Preset], backend: Backend, token: Callable[[], str | None] = lambda: None
     ) -> None:
-        """
-        Args:
-            token: that of whoever sends the request that is being handled, see `hub_login`; None without a login.
-        """
+        """`token` is that of whoever sends the request that is being handled, see `hub_login`; None without a login."""
         self.offered = presets  # to everyone
         self._own: dict[tuple[str, str], Preset] = {}  # those that visitors have named, by session and name
         self._token = token
         self._access = Access()
         self.backend = backend
         self.followers: set[Callable[[], None]] = set()  # each is called when the status or the work changes
-        self.other_work = OtherWork()
+        self.disturbed_until = -inf  # by the monotonic clock: infinity while there is other work
         self.status = Status("idle", "", NOTHING_LOADED)
-        self._durations = Durations()
+        self._took: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))  # seconds, by work
+        self._current: tuple[str, float, Callable[[], float | None]] | None = None  # work, when it began, what is left
         self._loaded: Any = None
         self._made_of: MadeOf | None = None  # what is loaded
-        self._pauses = Pauses()
         self._starting = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, name="engine", daemon=True).start()
@@ -177,12 +157,31 @@ class Engine:
         for follower in tuple(self.followers):
             follower()
 
+    @contextmanager
+    def other_work(self) -> Iterator[None]:
+        """Within this context the process does something besides, which could disturb a race that is timed."""
+        self.disturbed_until = inf
+        try:
+            yield
+        finally:
+            self.disturbed_until = time.monotonic()
+
     def expected_wait(self, works: Sequence[str]) -> float | None:
         """The estimated seconds until a job begins, after the work in progress and the `works` in line before it.
 
         None if it cannot be estimated: nothing is known of one of them, or a preset is being loaded.
         """
-        return None if self.status.stage == "loading" else self._durations.wait(works)
+        expected = list(map(self._usual, works))
+        if current := self._current:
+            work, began, seconds_left = current
+            left, usual = seconds_left(), self._usual(work)
+            expected.append(max(0.0, began + usual - time.monotonic()) if left is None and usual else left)
+        known = [seconds for seconds in expected if seconds is not None]
+        return None if self.status.stage == "loading" or len(known) < len(expected) else sum(known, 0.0)
+
+    def _usual(self, work: str) -> float | None:
+        took = tuple(self._took[work])
+        return fmean(took) if took else None
 
     @property
     def presets(self) -> dict[str, Preset]:
@@ -228,19 +227,20 @@ class Engine:
         """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed.
 
         Args:
-            stop: ends the iteration when it is set.
+            stop: ends the iteration when it is set. Without it the choice of another preset ends it, too.
         Raises:
             LoadError: it was loaded with the token of a visitor, and this one may not read it on the hub.
         """
-        token = self._token()
-        stop = stop or threading.Event()
-        seen = None
-        while (seen is None or seen.stage == "loading") and not stop.is_set():
-            if self.status.preset != preset or seen is None:
+        token, seen = self._token(), None
+        ending = stop or threading.Event()
+        while (seen is None or seen.stage == "loading") and not ending.is_set():
+            if seen is None or self.status.preset != preset:
+                if seen and not stop:
+                    return
                 self.begin_loading(preset)
             status = self.status
             if status == seen or status.preset != preset:
-                stop.wait(POLL_SECONDS)
+                ending.wait(POLL_SECONDS)
             else:
                 seen = status
                 if seen.stage == "ready":
@@ -253,18 +253,23 @@ class Engine:
             yield from import_quickly("specdemo.models.report").report_on(preset)
 
     def stream(
-        self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None
-    ) -> Generator[list[T | ProgressNote]]:
-        """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `Pauses`.
+        self,
+        preset: str | None,
+        run: Callable[[Any], Generator[T]],
+        local: bool = False,
+        work: str = "",
+        seconds_left: Callable[[], float | None] = lambda: None,
+    ) -> Generator[list[T | str]]:
+        """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `pauses`.
 
-        Reports of the work (`progress.tell`) are among the items. The engine does not wait for its followers, except
-        for `Pauses.opening` after the first item. Closing this generator closes `run` after its current item, or stops
-        it between two passes (`progress.check_stopped`), and waits for that.
+        Reports of the work (`progress.tell`), which are texts, are among the items. The engine does not wait for its
+        followers, except after the first item. Closing this generator closes `run` after its current item, or stops it
+        between two passes (`progress.check_stopped`), and waits for that.
 
         Args:
             preset: None for work that needs none; `loaded` is then whatever there is, perhaps None.
             local: whether the batches are shown on this machine.
-            timed: `expected_wait` counts with this work.
+            work, seconds_left: see `Job`; `expected_wait` counts with them.
 
         Raises:
             EngineTrouble: the preset is not loaded; the message says why.
@@ -273,17 +278,20 @@ class Engine:
         items: SimpleQueue[Any] = SimpleQueue()
         closed, finished = threading.Event(), threading.Event()
         failures: list[Exception] = []
+        pause = 0.0
 
-        def work() -> None:
-            self._durations.begin(timed)
+        def play() -> None:
+            nonlocal pause
+            began = time.monotonic()
+            self._current = work, began, seconds_left
             self._wake()
             try:
                 if preset is not None and (self._loaded is None or self._loaded.preset.name != preset):
                     status = self.status
                     raise EngineTrouble(status.words if status.preset in (preset, "") else MEANWHILE)
-                waiting = attended(closed.is_set, lambda words: items.put(ProgressNote(words)))
+                pause, opening = pauses(self._loaded, local)
+                waiting = attended(closed.is_set, items.put)
                 with waiting, closing(run(self._loaded)) as source:
-                    opening = self._pauses.opening if local else 0.0
                     for item in source:
                         items.put(item)
                         if closed.wait(opening):
@@ -292,13 +300,15 @@ class Engine:
             except Exception as error:
                 failures.append(error)
             finally:
-                self._durations.end(whole=not failures)
+                self._current = None
+                if work and not failures:
+                    self._took[work].append(time.monotonic() - began)
                 items.put(END)
                 finished.set()
                 self._wake()
 
         # ZeroGPU looks up whose request it is.
-        self._jobs.put(partial(copy_context().run, work))
+        self._jobs.put(partial(copy_context().run, play))
         last = None
         try:
             while last is not END:
@@ -306,8 +316,8 @@ class Engine:
                 last = batch[-1]
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
-                if not isinstance(batch[-1], ProgressNote):  # the first event after a report is shown at once, too
-                    finished.wait(self._pauses.local if local else self._pauses.remote)
+                if not isinstance(batch[-1], str):  # the first event after a report is shown at once, too
+                    finished.wait(pause)
         finally:
             closed.set()
             finished.wait()
@@ -343,34 +353,17 @@ class Engine:
                 self._access.loaded(self._loaded.preset, token)
                 if old is not None and not old.released:
                     old.release()
-            self._pauses = pauses(self._loaded)
             self._tell(
                 preset, "ready", self._loaded.preset.title, facts=facts(self._loaded), unavailable=self._unavailable()
             )
             return
         except Exception as error:
             words = "" if given_up.is_set() else self.sentence(error)
-        # The old one stays, unless `backend.load` had to release it. This is not in the `except` clause, because the
-        # error refers to the failed model, and memory may not hold a second one.
-        if self._loaded is not None and self._loaded.released:
-            old, self._loaded = self._loaded.preset, None
-            if words:
-                self._load_again(preset, old, words)
+        if self._loaded is not None and self._loaded.released:  # to make room
+            self._loaded = None
         if words:  # without them the load was given up, and a new one may be waiting
             notes = () if self._loaded is None else facts(self._loaded)
             self._tell(preset, "failed", words, facts=notes)
-
-    def _load_again(self, failed: str, old: Preset, words: str) -> None:
-        """Load the old preset again after a failed load."""
-
-        def progress(fraction: float | None, stage: str) -> None:
-            title = f"{old.title} again: {stage}" if old.name in self.offered else "what was there before."
-            self._tell(failed, "loading", f"{words} Loading {title}", fraction)
-
-        try:
-            self._loaded = self.backend.load(old, progress, None)
-        except Exception:
-            log.exception("The preset that was loaded before could not be loaded again.")
 
     def _tell(self, preset: str, stage: str, words: str, fraction: float | None = None, **more: Any) -> None:
         with self._starting:
@@ -383,12 +376,13 @@ class Engine:
         return {name: reason for name, reason in reasons.items() if reason}
 
 
-def pauses(loaded: Any) -> Pauses:
-    """The intervals of a loaded preset's batches: longer on this machine, if the engine has a thread on every core."""
-    if loaded.device.type != "cpu":
-        return Pauses(GPU_SECONDS, GPU_SECONDS)
-    shared = has_every_core(loaded)
-    return Pauses(SHARED_SECONDS, CPU_SECONDS, OPENING_SECONDS) if shared else Pauses(CPU_SECONDS, CPU_SECONDS)
+def pauses(loaded: Any, local: bool) -> tuple[float, float]:
+    """Seconds between two batches for a follower, on this machine if `local`, and those that the engine waits after the
+    first item: to clear away the last race would slow this one down, where the engine has a thread on every core."""
+    if loaded is not None and loaded.device.type != "cpu":
+        return GPU_SECONDS, 0.0
+    shared = local and loaded is not None and has_every_core(loaded)
+    return (SHARED_SECONDS, OPENING_SECONDS) if shared else (CPU_SECONDS, 0.0)
 
 
 def has_every_core(loaded: Any) -> bool:

@@ -21,8 +21,6 @@ from .engine import OWN
 from .jobs import Job
 from .race.run import RaceRun
 from .runs import Runs
-from .serving.line import MODEL_LINE
-from .serving.queue import events_of
 from .serving.stream import may_see
 
 log = logging.getLogger("specdemo.races")
@@ -61,14 +59,13 @@ def health_routes(runs: Runs, metrics: bool = False) -> list[Route]:
 
     async def health(request: Request) -> Response:
         status = runs.engine.status
-        waiting, running = events_of(request.app.get_blocks(), MODEL_LINE)
         ready = bool(status.loaded)
         content = {
             "ready": ready,
             "preset": name(status.loaded) if ready else None,
             "version": __version__,
-            "waiting": len(waiting),
-            "running": len(running),
+            "waiting": len(runs.line.waiting),
+            "running": len(runs.line.running),
         }
         return JSONResponse(content, 200 if ready else 503, {"cache-control": "no-store"})
 
@@ -105,7 +102,8 @@ class RaceCounters:
         self._seconds = prometheus.Counter("engine_seconds", "Time of the models in all lanes.", labels, **shared)
         self._ready = prometheus.Gauge("ready", "Whether a preset is loaded.", **shared)
         self._ready.set_function(lambda: bool(runs.engine.status.loaded))
-        self._waiting = prometheus.Gauge("waiting", "Requests in the line for the model.", **shared)
+        waiting = prometheus.Gauge("waiting", "Requests in the line for the model.", **shared)
+        waiting.set_function(lambda: len(runs.line.waiting))
 
     def add(self, preset: str, drafter: str, tokens: int, seconds: float, outcome: str) -> None:
         """Count a race."""
@@ -120,7 +118,6 @@ class RaceCounters:
         async def metrics(request: Request) -> Response:
             if not await may_see(request):
                 return Response(status_code=401)
-            self._waiting.set(len(events_of(request.app.get_blocks(), MODEL_LINE)[0]))
             return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
         return Route("/metrics", metrics)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from sys import getsizeof
@@ -17,15 +15,15 @@ from .values import to_json
 
 RACE, STUDY = "race", "study"  # kinds of jobs
 JOB_BYTES = 4_000  # the memory of a job without messages, roughly (measured)
-GRACE_SECONDS = 15.0
 
 
 class Job:
     """Work for the engine: its messages so far, and a way to stop it.
 
     Its id cannot be guessed, so that only those who were given it can read its messages and its result. `local` says
-    whether it is followed on this machine, `on_page` whether by the page, see `Runs.begin`. `seconds` is its time limit
-    once the preset is loaded, None without one; `overdue` says whether that has stopped it.
+    whether it is followed on this machine. `grace` are the seconds without a follower after which it is stopped, None
+    if it goes on. `seconds` is its time limit once the preset is loaded, None without one; `overdue` says whether that
+    has stopped it.
     """
 
     kind = "job"  # in sentences
@@ -36,8 +34,7 @@ class Job:
         self.seconds = seconds
         self.overdue = False
         self.session = ""
-        self.on_page = False
-        self.grace = GRACE_SECONDS
+        self.grace: float | None = None
         self.local = False
         self.earlier: Callable[[], Sequence[Job]] = tuple
         self.messages: list[str] = []
@@ -45,15 +42,15 @@ class Job:
         self.ended = threading.Event()
         self.followers: set[Callable[[], None]] = set()  # each is called for every message and at the end
         self.watchers: set[Callable[[], None]] = set()  # these too, but they do not keep it from being stopped
-        self._alone_since = 0.0
+        self._leaving = threading.Timer(0, self.stop.set)  # runs while nobody follows it
 
     @property
     def work(self) -> str:
-        """See `durations.Timed`."""
+        """What it is: works of one name take about as long as each other."""
         return self.kind
 
     def seconds_left(self) -> float | None:
-        """See `durations.Timed`."""
+        """How long it still takes by how far it is; None if that is not known."""
         return None
 
     @property
@@ -61,21 +58,14 @@ class Job:
         """About how many bytes it takes in memory."""
         return JOB_BYTES + sum(map(getsizeof, self.messages))
 
-    def stop_unless_followed(self, heard: Callable[[], bool] = lambda: False) -> None:
-        """Stop it in `grace` seconds, unless someone follows it by then or has followed it in between.
-
-        In the server's event loop.
-
-        Args:
-            heard: says whether the page that asked for it still hears of it in another way.
-        """
-        alone = self._alone_since = time.monotonic()
-
-        def look() -> None:
-            if not self.followers and not heard() and self._alone_since == alone:  # or else a later look decides
-                self.stop.set()
-
-        asyncio.get_running_loop().call_later(self.grace, look)
+    def stop_unless_followed(self) -> None:
+        """Stop it in `grace` seconds, unless someone follows it by then or has followed it in between."""
+        if self.grace is None or self.followers:
+            return
+        self._leaving.cancel()
+        self._leaving = threading.Timer(self.grace, lambda: None if self.followers else self.stop.set())
+        self._leaving.daemon = True
+        self._leaving.start()
 
     def play(self, engine: Engine) -> Iterator[str]:
         """Run the job and yield its messages. Closing the generator ends the job and frees its caches.

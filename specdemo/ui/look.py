@@ -13,7 +13,6 @@ from .replay.routes import replay_routes
 from .runs import Runs
 from .serving.entry import RequestGuard
 from .serving.head import PageHead, modules_route, script_tags, style_tags
-from .serving.line import Door
 from .serving.stream import status_route, stream_route
 from .watch.routes import watch_routes
 
@@ -32,6 +31,7 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
         tools: whether language models may use the page, see `mcp`.
         metrics: whether the counters of `health` can be read.
     """
+    runs.line.proxied = proxied
     return {
         "mcp_server": tools,
         "app_kwargs": {
@@ -47,7 +47,6 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
                 Middleware(RequestGuard),
                 *([Middleware(ToolCalls)] if tools else []),
                 Middleware(PageHead, first=script_tags(), last=style_tags() + FONTS, runs=runs),
-                Middleware(Door, runs=runs, proxied=proxied),
             ],
         },
         "theme": theme(),

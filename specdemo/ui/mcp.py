@@ -30,10 +30,10 @@ from .budgets import Budgets
 from .engine import Engine
 from .jobs import RACE
 from .lab.run import LabRun, work_of
+from .line import MODEL, job
 from .race.run import RaceRun
 from .replay.routes import OPENING, RECORDINGS, SUFFIX
 from .runs import Runs
-from .serving.line import MODEL, job
 from .values import to_json
 
 PREFIX = "mcp_"  # of the names of the endpoints, which other programs see too

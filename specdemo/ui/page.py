@@ -14,18 +14,16 @@ from . import api, hub_login, mcp
 from .budgets import Budgets
 from .engine import OF_OTHERS, OWN, Engine
 from .lab.tab import add_check, add_lab
+from .line import QUIET, Line
 from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets, wire_run
 from .replay.routes import attracting_files, opening_file
 from .replay.tab import add_replay
 from .runs import Runs
-from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
-from .serving.queue import Page
 from .share.tab import add_share
 from .values import to_json
 
-MAX_QUEUE = 4 * MAX_WAITING  # of all lines together; `line` turns away from that for the model long before
 MOST_NAMED = 8  # models of a visitor that the page remembers, see form.js
 KEPT_FILES = 600, 3600  # seconds: how often files for download are looked through, and how old they become
 
@@ -49,7 +47,7 @@ def build_page(
         tools: whether language models may use the page, see `mcp`.
         login: whether visitors may log in, see `hub_login`.
     """
-    with Page(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
+    with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
         top = Part(
             "mountTop",
             ("retry", "able"),
@@ -75,18 +73,12 @@ def build_page(
         wire_presets(engine, form, top, budgets)
         for filled in (fill_from_link(page, engine, form, notes, budgets), filled_again):
             _wire_opening(engine, form, top, filled)
-
-        async def leave(request: gr.Request) -> None:
-            """Gradio has lost the connection to a page: it was closed, or the network failed for a moment."""
-            runs.leave(request.session_hash)
-
-        page.unload(leave)
         if tools:
             mcp.add_tools(engine, runs, budgets)
         api.add_endpoints(engine, runs, budgets)
-    page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
-    runs.engine, runs.most_watchers = engine, budgets.watchers
-    runs.place, runs.heard = (lambda session: place_of(page, session)), (lambda session: is_heard(page, session))
+    page.api_open = False  # or a direct call would pass the line by
+    page._queue = line = Line(engine, page)
+    runs.engine, runs.line, runs.most_watchers = engine, line, budgets.watchers
     return page
 
 
@@ -94,7 +86,7 @@ def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: An
     """Tell a page its session and describe what is chosen, after its form is `filled` in."""
 
     def opened(preset: Any, drafter: Any, named: Any, request: gr.Request) -> list[Any]:
-        """The session, with which it asks for its place in line, descriptions of what is chosen, and the menu, which
+        """The session, with which it asks for the status, descriptions of what is chosen, and the menu, which
         has the models that were `named` in this browser before."""
         for name in named[:MOST_NAMED] if isinstance(named, list) else ():
             if isinstance(name, str) and name in engine.presets and name not in engine.offered:

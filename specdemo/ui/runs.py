@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from anyio import to_thread
 
+from ..errors import BadInput
 from .engine import Engine
-from .jobs import GRACE_SECONDS, Job
+from .jobs import Job
+from .line import Line
 
+GRACE_SECONDS = 15.0  # without a follower, for a job of the page
 KEPT_BYTES = 64_000_000  # of all jobs together
-OWN_RUNS = 3  # jobs of each visitor that are kept before those of others
-MAX_REFUSALS = 256  # sentences that are kept for visitors to ask for
+PAGE_ID = re.compile("[0-9a-f]{16}")
 J = TypeVar("J", bound=Job)
 T = TypeVar("T")
 
@@ -30,69 +32,53 @@ def is_local(client: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePosition:
-    """A visitor's place in the line, from 1, `of` so many; the works that have the model and that wait before it."""
-
-    place: int
-    of: int
-    current: Sequence[str]
-    before: Sequence[str]
-
-
 class Runs:
     """The latest jobs by id.
 
-    `engine` plays them, `place` says where a session waits, `heard` whether the page of a session still hears of what
-    Gradio runs for it, `most_watchers` how many may watch a page that is shared: `build_page` sets them, for the routes
-    beside Gradio's. `begun` is called with each new job, `ended` with each that was played and with whether it
-    finished, was stopped or failed, `left` with a session whose page no longer follows the status.
+    `engine` plays them, after they have waited in `line`; `most_watchers` may watch a page that is shared: `build_page`
+    sets these. `begun` is called with each new job, `ended` with each that was played and with whether it finished, was
+    stopped or failed, `left` with a session whose page no longer follows the status.
     """
 
     engine: Engine
+    line: Line
 
     def __init__(self, grace: float = GRACE_SECONDS, most_bytes: int = KEPT_BYTES) -> None:
         """
         Args:
-            grace: seconds without a follower after which a job is stopped, see `leave`.
-            most_bytes: the memory of all jobs that are kept. What a running one has grown by counts when it ends.
+            grace: see `Job`, for those of the page.
+            most_bytes: the memory of all jobs that are kept, looked at when one begins or ends.
         """
         self.grace, self.most_bytes = grace, most_bytes
-        self.place: Callable[[str], QueuePosition | None] = lambda session: None
-        self.heard: Callable[[str], bool] = lambda session: False
         self.most_watchers = 0
         self.begun: Callable[[Job], None] = lambda job: None
         self.ended: Callable[[Job, str], None] = lambda job, outcome: None
         self.left: Callable[[str], None] = lambda session: None
         self._pages: Counter[str] = Counter()
         self._runs: OrderedDict[str, Job] = OrderedDict()
-        self._sizes: dict[str, int] = {}
-        self._refusals: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
         self._large = asyncio.Lock()
 
-    def begin(self, job: J, session: str | None, client: Any = None, on_page: bool = False) -> J:
+    def begin(self, job: J, session: str | None, client: Any = None, page_id: str | None = None) -> J:
         """Keep a new job. The oldest ones are forgotten when all together take too many bytes.
 
         Args:
             client: the address it was asked from, as in `gr.Request.client`.
-            on_page: whether only its stream follows it, so that it can be stopped when nobody listens to that.
+            page_id: the id that the page follows it by: it is stopped when nobody does.
         """
-        job.on_page, job.grace = on_page, self.grace
         job.local = is_local(client)
+        if page_id is not None:
+            job.id, job.grace = page_id, self.grace
         job.session = session or job.id
-        job.earlier = lambda: self._earlier(job)
+        job.earlier = lambda: [other for other in self._of(job.session, Job) if other is not job]
         with self._lock:
+            if job.id in self._runs or not PAGE_ID.fullmatch(job.id):
+                raise BadInput("This was asked for already.")
             self._runs[job.id] = job
-            self._sizes[job.id] = job.size
             self._forget()
+        job.stop_unless_followed()
         self.begun(job)
         return job
-
-    def _earlier(self, job: Job) -> list[Job]:
-        """The kept jobs of the same session that began before this one, the oldest first."""
-        with self._lock:
-            return [other for other in self._runs.values() if other.session == job.session and other is not job]
 
     def play(self, job: Job, engine: Engine) -> Iterator[Any]:
         """`job.play`, and what there is to do when it has ended."""
@@ -105,47 +91,21 @@ class Runs:
             raise
         finally:
             with self._lock:
-                if job.id in self._runs:
-                    self._sizes[job.id] = job.size
                 self._forget()
             self.ended(job, outcome)
 
-    def refuse(self, session: str, job: str, sentence: str) -> None:
-        """Keep a sentence for `refusal` to return to what asked for the job."""
-        with self._lock:
-            self._refusals[session, job] = sentence
-            while len(self._refusals) > MAX_REFUSALS:
-                self._refusals.popitem(last=False)
-
-    def refusal(self, session: str | None, job: str) -> str | None:
-        """Why the session's last job of this name could not join the line; None if it could. It is said once."""
-        with self._lock:
-            return self._refusals.pop((session or "", job), None)
-
     def _forget(self) -> None:
-        """Forget the oldest jobs until the others fit. The latest, which may be running, stays.
-
-        The latest `OWN_RUNS` jobs of each visitor are forgotten last, the oldest of them first.
-        """
-        *earlier, _ = self._runs
-        newer: Counter[str] = Counter()
-        own = set()
-        for run_id, job in reversed(self._runs.items()):
-            newer[job.session] += 1
-            if newer[job.session] <= OWN_RUNS:
-                own.add(run_id)
-        over = sum(self._sizes.values()) - self.most_bytes
-        for run_id in sorted(earlier, key=own.__contains__):  # a stable sort: the oldest of either kind first
-            if over <= 0:
-                break
-            del self._runs[run_id]
-            over -= self._sizes.pop(run_id)
+        """Forget the oldest jobs until the others fit. The latest, which may be running, stays."""
+        over = sum(job.size for job in self._runs.values()) - self.most_bytes
+        while over > 0 and len(self._runs) > 1:
+            _, oldest = self._runs.popitem(last=False)
+            over -= oldest.size
 
     async def large(self, make: Callable[[], T]) -> T:
         """A large answer, made in a thread of its own: one at a time, or they would take memory and the engine's time
         together."""
         async with self._large:
-            with self.engine.other_work.counted():
+            with self.engine.other_work():
                 return await to_thread.run_sync(make)
 
     def find(self, kind: type[J], run_id: str) -> J | None:
@@ -154,11 +114,14 @@ class Runs:
             job = self._runs.get(run_id)
         return job if isinstance(job, kind) else None
 
+    def _of(self, session: str | None, kind: type[J]) -> list[J]:
+        """The kept jobs of a session and of that kind, the oldest first."""
+        with self._lock:
+            return [job for job in self._runs.values() if job.session == session and isinstance(job, kind)]
+
     def latest(self, session: str | None, kind: type[J], work: str | None = None) -> J | None:
         """The session's latest job of that kind, and of that `Job.work` if it is given, if it is kept."""
-        with self._lock:
-            theirs = (job for job in reversed(self._runs.values()) if job.session == session)
-            return next((job for job in theirs if isinstance(job, kind) and work in (None, job.work)), None)
+        return next((job for job in reversed(self._of(session, kind)) if work in (None, job.work)), None)
 
     @contextmanager
     def present(self, session: str) -> Iterator[None]:
@@ -175,11 +138,3 @@ class Runs:
     def is_present(self, session: str) -> bool:
         """Whether a page of this session follows the status."""
         return session in self._pages
-
-    def leave(self, session: str | None) -> None:
-        """Stop a session's job if nobody follows it for a while: its page was closed, or it lost its connection.
-
-        To be called in the server's event loop.
-        """
-        if (job := self.latest(session, Job)) is not None:
-            job.stop_unless_followed(lambda: self.heard(job.session))

@@ -33,7 +33,6 @@ from specdemo.settings import AUTO, SETTINGS, Settings
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
 from specdemo.tokens import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
-from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, LoadedRace, Status
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, MORE_LANES, NO_LANE, read_form
 from tests.harness.texts import with_text
@@ -175,7 +174,7 @@ class Script:
         list(engine.stream(None, lambda loaded: (_ for _ in "1")))  # it has ended what it was doing
         engine._loaded = None
         engine.status = Status("idle", "", NOTHING_LOADED)
-        engine._durations = Durations()
+        engine._took.clear()
         self.loads.clear()
 
     def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:

@@ -39,7 +39,7 @@ from specdemo.ui.race import run as run_module
 from specdemo.ui.race.run import MOST_BYTES, RaceRun, size_of
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
-from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS
+from specdemo.ui.runs import KEPT_BYTES
 from tests.harness.texts import with_text
 from tests.harness.ui_classes import Runs
 
@@ -297,16 +297,7 @@ def test_runs_are_kept_by_what_they_take() -> None:
     assert kept(runs, large) == [1]  # both do not fit
 
 
-def test_a_visitors_last_three_survive_the_runs_of_others() -> None:
-    runs = Runs(most_bytes=100)
-    mine = [runs.begin(Sized(10), "me") for _ in range(5)]
-    theirs = [runs.begin(Sized(10), "they") for _ in range(50)]
-    assert kept(runs, mine) == [2, 3, 4]
-    assert kept(runs, theirs) == list(range(43, 50))
-    assert OWN_RUNS == 3
-
-
-def test_where_all_are_someones_last_the_oldest_give_way_and_never_the_newest() -> None:
+def test_the_oldest_give_way_and_never_the_newest() -> None:
     runs = Runs(most_bytes=100)
     made = [runs.begin(Sized(30), f"visitor {n}") for n in range(6)]
     assert kept(runs, made) == [3, 4, 5]

@@ -379,7 +379,7 @@ def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
 
     def answer(connection: socket.socket) -> None:
         if beside:
-            with engine.other_work.counted():
+            with engine.other_work():
                 pass
         connection.sendall(replayed_alone("llamacpp-ended"))
 

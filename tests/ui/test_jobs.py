@@ -23,15 +23,16 @@ from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.asking import halting
-from specdemo.ui.engine import EngineTrouble, Pauses, ProgressNote, pauses
+from specdemo.ui.engine import EngineTrouble, pauses
 from specdemo.ui.facts import facts
 from specdemo.ui.lab.run import LabRun
+from specdemo.ui.page import build_page
 from specdemo.ui.race.run import RaceRun
 from specdemo.ui.runs import is_local
 from specdemo.ui.serving.stream import _events
 from tests.harness.ui_classes import Engine, Runs
 
-from ..fakes.engine import PRESETS, Script, ScriptedBackend, ScriptedLoaded
+from ..fakes.engine import PRESETS, PROMPTS, Script, ScriptedBackend, ScriptedLoaded
 from ..sentences import refuses, tells
 from .browser import in_a_loop_of_its_own, wait_until
 from .test_messages import ask
@@ -316,24 +317,26 @@ def test_a_browser_on_this_machine_is_known_by_its_address(host: str, here: bool
 
 
 @pytest.mark.parametrize(
-    ("device", "cores", "expected"),
+    ("device", "cores", "here"),
     [
-        ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS, engine_module.OPENING_SECONDS)),
-        ("cpu", 3, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
-        ("cpu", None, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),
-        ("meta", 2, Pauses(engine_module.GPU_SECONDS, engine_module.GPU_SECONDS)),  # whatever computes elsewhere
+        ("cpu", 2, (engine_module.SHARED_SECONDS, engine_module.OPENING_SECONDS)),
+        ("cpu", 3, (engine_module.CPU_SECONDS, 0.0)),  # a core is left for the browser
+        ("cpu", None, (engine_module.CPU_SECONDS, 0.0)),
+        ("meta", 2, (engine_module.GPU_SECONDS, 0.0)),  # whatever computes elsewhere
     ],
 )
 def test_only_a_browser_on_the_engines_own_cores_is_told_more_seldom(
-    device: str, cores: int | None, expected: Pauses, monkeypatch: pytest.MonkeyPatch
+    device: str, cores: int | None, here: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": 2, "cores": cores})
-    assert pauses(ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))) == expected
+    loaded = ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))
+    assert pauses(loaded, local=True) == here
+    assert pauses(loaded, local=False) == (engine_module.CPU_SECONDS if device == "cpu" else here[0], 0.0)
 
 
 @pytest.mark.parametrize("local", [False, True])
 def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(local=60.0, remote=0.0))
+    monkeypatch.setattr(engine_module, "pauses", lambda _, local: (60.0 if local else 0.0, 0.0))
     script = Script()
     script.pace = 0.01
     run = RaceRun(ask(max_new_tokens=20, k=2, drafter="ngram"))
@@ -348,11 +351,11 @@ def test_the_engine_waits_once_for_a_page_on_its_own_cores_to_draw_the_first_ite
     local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening = 0.5
-    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(0.0, 0.0, opening))
+    monkeypatch.setattr(engine_module, "pauses", lambda _, local: (0.0, opening if local else 0.0))
     engine = Script().engine()
     list(engine.follow("scripted"))
     batches = engine.stream("scripted", lambda _: clock(4), local)
-    moments = [moment for batch in batches for moment in batch if not isinstance(moment, ProgressNote)]
+    moments = [moment for batch in batches for moment in batch if not isinstance(moment, str)]
     waits = [later - earlier for earlier, later in pairwise(moments)]
     assert waits[0] >= opening if local else waits[0] < opening
     assert max(waits[1:]) < opening
@@ -371,7 +374,7 @@ def test_who_stops_following_a_run_is_forgotten() -> None:
         events = _events(run, 0)
         await anext(events)
         assert len(run.followers) == 1
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
 
     in_a_loop_of_its_own(leave())
     assert not run.followers
@@ -429,13 +432,13 @@ def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
 
 
 def test_a_page_stops_the_runs_whose_ids_it_knows() -> None:
-    runs = Runs()
+    build_page(Script().engine(), runs := Runs(), PROMPTS)
     made = [runs.begin(RaceRun(ask()), f"session {number}") for number in range(17)]
     assert runs.find(RaceRun, made[1].id) is made[1]
     assert runs.find(LabRun, made[1].id) is None
     halt = halting(runs)
     for run_id in (made[5].id, "no such run", None, ["a"]):
-        halt(run_id)
+        in_a_loop_of_its_own(halt(run_id))  # type: ignore[arg-type]
     assert [run for run in made if run.stop.is_set()] == [made[5]]
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from inspect import signature
-from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -21,22 +17,21 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import expect
 
+from specdemo.errors import BadInput
 from specdemo.racing.trace import PLAIN, SPECULATIVE
-from specdemo.studies.lab import STUDIES
-from specdemo.ui.jobs import GRACE_SECONDS, RACE
-from specdemo.ui.lab.run import work_of
+from specdemo.ui import line
+from specdemo.ui.jobs import RACE
+from specdemo.ui.line import LOOK_SECONDS, MAX_OF_ADDRESS, MAX_WAITING, REPORT_SECONDS, SEEN_IN, address_of
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.race.run import RaceRun
-from specdemo.ui.runs import QueuePosition
-from specdemo.ui.serving import line, queue
-from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of, is_heard
+from specdemo.ui.runs import GRACE_SECONDS
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import PROMPTS, Script
 from ..fakes.network import Network
 from ..sentences import refuses, telling, tells
-from .browser import Caller, in_a_loop_of_its_own, run, served, tokens_of, tokens_shown, wait_until
+from .browser import Caller, run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
 from .test_messages import ask
 
@@ -64,20 +59,17 @@ def held(place: tuple[str, Script, Runs]) -> Iterator[str]:
 
 
 def test_of_a_session_one_waits_for_the_other_and_a_third_is_refused(held: str, place: Any) -> None:
-    _, script, runs = place
+    _, script, _ = place
     with Caller(held, 1) as first, Caller(held, 2) as second:
         assert first.join("one", "mine").status_code == 200
         wait_until(lambda: script.open_races == 1)
-        assert runs.place("mine") is None
         waits = first.join("two", "mine")
         assert waits.status_code == 200
-        assert runs.place("mine") == QueuePosition(1, 1, [RACE], [])
         refused = first.join("three", "mine")
         assert refused.status_code == 429
         assert tells(refused.json()["detail"], "2 requests")
         answers = [second.join("one", "theirs") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
-        assert runs.place("theirs").place == 2  # the first of both that wait
         script.gate.set()
         assert first.outcome(waits)["plain"]["text"]  # and it ran in its turn
 
@@ -127,6 +119,7 @@ def test_a_function_is_counted_however_its_number_is_written() -> None:
     with gr.Blocks() as page:
         for name in ("zero", "one"):
             gr.api(race, api_name=name, **line.MODEL)
+    page._queue = runs.line = line.Line(runs.engine, page)
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options(runs))
     try:
         with Caller(url) as caller:
@@ -143,8 +136,8 @@ def test_a_function_is_counted_however_its_number_is_written() -> None:
 
 
 def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, place: Any) -> None:
-    durations = place[2].engine._durations
-    recent = durations._recent[RACE]
+    engine = place[2].engine
+    recent = engine._took[RACE]
     recent.clear()
     callers = [Caller(held, number) for number in range(1, 4 + MAX_WAITING)]
     assert callers[0].join("one").status_code == 200
@@ -152,7 +145,7 @@ def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, pl
     answers = [caller.join("one") for caller in callers[1:]]
     assert [answer.status_code for answer in answers] == [200] * MAX_WAITING + [429] * 2
     assert tells(answers[-1].json()["detail"], "16 waiting")
-    durations._current = None  # however long the race in progress has been going on
+    engine._current = None  # however long the race in progress has been going on
     for seconds, when in ((0.5, "8 s."), (11.0, "3 minutes.")):
         recent.append(seconds)
         assert tells(callers[-1].join("one").json()["detail"], f"16 waiting again {when}")
@@ -212,26 +205,13 @@ def test_behind_a_proxy_an_address_is_whom_the_proxy_names(forwarded: list[str],
     assert address_of(scope("10.16.3.80", *forwarded), proxied=False) == "10.16.3.80"  # anyone can write it
 
 
-def test_this_gradio_keeps_its_queue_where_it_was_seen(held: str, place: Any) -> None:
-    where = f"Gradio {gr.__version__} keeps its queue otherwise than {queue.SEEN_IN}: see specdemo/ui/serving/queue.py."
-    with Caller(held, 1) as first, Caller(held, 2) as second:
-        assert first.join("one", "mine").status_code == second.join("two", "theirs").status_code == 200
-        wait_until(lambda: place[1].open_races == 1)
-        assert place[2].place("theirs"), where
-        assert place[2].heard("mine"), where
-    polled = getattr(build_page(Script().engine(), Runs(), PROMPTS), "_queue")  # noqa: B009
-    assert polled.sleep_when_free == queue.LOOK_SECONDS, where
-    assert polled.progress_update_sleep_when_free == queue.REPORT_SECONDS, where
-
-
-@pytest.mark.slow
-def test_a_gradio_that_keeps_its_line_elsewhere_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert queue.events_of(SimpleNamespace(), MODEL_LINE) == ([], [])
-    assert queue.events_of(SimpleNamespace(_queue=object()), MODEL_LINE) == ([], [])
-    monkeypatch.setattr("specdemo.ui.serving.line.events_of", lambda blocks, line: ([], []))
-    with served(Script()) as url, Caller(url) as caller:
-        outcome = caller.outcome(caller.join("one two", max_new_tokens=5))
-        assert outcome["plain"]["stats"]["tokens"] == 5
+def test_a_gradio_that_keeps_its_queue_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = build_page(Script().engine(), runs := Runs(), PROMPTS)
+    assert page._queue is runs.line
+    assert (runs.line.sleep_when_free, runs.line.progress_update_sleep_when_free) == (LOOK_SECONDS, REPORT_SECONDS)
+    monkeypatch.setattr(line, "DONE", ("push", "enter"))
+    with refuses(BadInput, f"Gradio {gr.__version__} {SEEN_IN}: enter. gradio=={SEEN_IN}."):
+        build_page(Script().engine(), Runs(), PROMPTS)
 
 
 @pytest.mark.slow
@@ -247,27 +227,6 @@ def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) 
         expect(page.locator("#lab-profile [role=status]")).to_contain_text(words)
         expect(page.locator("#lab-profile .lab-run")).to_be_enabled()
     page.close()
-
-
-def test_a_refusal_is_told_to_what_was_refused_and_a_cancelled_run_is_none() -> None:
-    """Gradio calls the handler of a failure for a run that was cancelled, too, maybe when another one was refused."""
-    runs, me = Runs(), SimpleNamespace(session_hash="me")
-    page = build_page(Script().engine(), runs, PROMPTS)
-    handlers = dict.fromkeys(block.fn for block in page.fns.values() if block.name == "refused")
-    of_loads = [handler for handler in handlers if "before" in signature(handler).parameters]
-    of_jobs = [handler for handler in handlers if handler not in of_loads]
-    works, tell = [RACE, *map(work_of, STUDIES.values())], list[Any]()
-    for work in works:
-        runs.refuse("me", work, "Others wait.")
-        for other in of_loads:
-            assert {str(update) for update in other("scripted", me)} == {str(gr.skip())}
-        answers = {handler: answer for handler in of_jobs if (answer := handler(me)) != gr.skip()}
-        assert [json.loads(answer)["error"] for answer in answers.values()] == ["Others wait."]
-        tell += answers
-    assert len({*tell}) == len(works)
-    runs.refuse("me", LOAD, "Three are loading.")
-    shown, cancel, preset, *_ = of_loads[0]("scripted", me)
-    assert (shown["value"], cancel["interactive"], preset["value"]) == ("Three are loading.", False, "scripted")
 
 
 # 64 at once ------------------------------------------------------------------------------------------------
@@ -332,23 +291,17 @@ def network(server: str) -> Iterator[Network]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gap", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(
-    visit: Visit, monkeypatch: pytest.MonkeyPatch, gap: int
-) -> None:
+def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(visit: Visit, gap: int) -> None:
     """The grace is shorter than the gap, so the race goes on because the page follows it."""
     script = Script()
     script.pace = 0.05
-    runs, left = Runs(grace=1.0), []
-    leave = runs.leave
-    monkeypatch.setattr(runs, "leave", lambda session: left.append(session) or leave(session))  # type: ignore[func-returns-value]
-    with served(script, runs=runs) as url, network(url) as between:
+    with served(script, runs=Runs(grace=1.0)) as url, network(url) as between:
         page = visit(f"?max_new_tokens={16 * gap}", at=between.url, forgive="ERR_")
         run(page, "one two three", until="running")
         page.locator("[data-lane=plain] .tok").nth(3).wait_for()
         assert between.beats
         between.drop()
         time.sleep(gap)
-        assert left  # Gradio has taken it for a closed tab
         assert script.open_races == 1
         between.cut = False
         page.locator(".sd-arena[data-state=ended]").wait_for()
@@ -383,39 +336,37 @@ def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(
 # The same without a browser -----------------------------------------------------------------------------------------
 
 
-def test_a_page_is_heard_while_gradio_has_a_live_event_of_its_session() -> None:
-    events = [SimpleNamespace(session_hash=name, alive=alive, fn=None) for name, alive in (("a", True), ("b", False))]
-    for event in events:
-        event.concurrency_id = MODEL_LINE
-    queue = SimpleNamespace(event_queue_per_concurrency_id={}, active_jobs=[events, None])
-    assert [is_heard(SimpleNamespace(_queue=queue), name) for name in "abc"] == [True, False, False]
+def test_a_race_of_a_program_that_hangs_up_ends(place: Any) -> None:
+    url, script, _ = place
+    script.reset()
+    script.pace = 0.05
+    with Caller(url, 1) as caller:
+        event = caller.join("one two three", max_new_tokens=500).json()["event_id"]
+        with caller.http.stream("GET", f"/gradio_api/call/compare/{event}"):
+            wait_until(lambda: script.open_races == 1)
+    wait_until(lambda: script.ended_races == 1)
+    script.pace = 0.0
+    assert len(script.entries) < 500
 
 
-def test_a_run_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
+def test_a_run_of_a_page_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
     assert GRACE_SECONDS == 15.0
     runs = Runs(grace=0.3)
-    runs.heard = lambda session: session == "heard"  # its page hears of it through Gradio
-    left, back, away, heard = (runs.begin(RaceRun(ask()), name) for name in ("left", "back", "away", "heard"))
+    left, followed, away = (runs.begin(RaceRun(ask()), "a page", page_id=f"{n:016x}") for n in range(3))
+    called = runs.begin(RaceRun(ask()), "a program")
+    followed.followers.add(lambda: None)
+    time.sleep(0.2)
+    away.stop_unless_followed()  # it was followed in between, and lost again
+    wait_until(left.stop.is_set)
+    assert not any(run.stop.is_set() for run in (followed, away, called))
+    wait_until(away.stop.is_set)
+    assert not any(run.stop.is_set() for run in (followed, called))
 
-    looks: list[Callable[[], None]] = []  # what the loop of the server would do after the grace
 
-    def later(seconds: float, look: Callable[[], None]) -> None:
-        assert seconds == runs.grace
-        looks.append(look)
-
-    async def follow() -> None:
-        back.followers.add(lambda: None)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asyncio.get_running_loop(), "call_later", later)
-            for job in (left, back, away, heard):
-                runs.leave(job.session)
-            runs.leave("unknown")
-            away.stop_unless_followed()  # it was followed in between, and lost again
-
-    in_a_loop_of_its_own(follow())
-    *first, second = looks
-    for look in first:
-        look()
-    assert [job.stop.is_set() for job in (left, back, away, heard)] == [True, False, False, False]
-    second()
-    assert [job.stop.is_set() for job in (left, back, away, heard)] == [True, False, True, False]
+def test_an_id_is_taken_once_and_is_none_that_can_be_guessed() -> None:
+    runs = Runs()
+    run = runs.begin(RaceRun(ask()), "mine", page_id="0123456789abcdef")
+    for page_id in (run.id, "", "mine", "0" * 10_000):
+        with refuses(BadInput, "already"):
+            runs.begin(RaceRun(ask()), "theirs", page_id=page_id)
+    assert runs.find(RaceRun, run.id) is run

@@ -17,7 +17,7 @@ from specdemo.errors import BadInput
 from specdemo.ui import mcp as tools
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import Backend
-from specdemo.ui.serving import line
+from specdemo.ui.line import Line
 from tests.harness.files import full_preset
 from tests.harness.ui_classes import Engine
 
@@ -166,8 +166,8 @@ def test_a_model_is_refused_in_the_same_words_as_a_person(site: str, asked: dict
 def test_models_wait_in_the_line_of_the_page(site: str, scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of one address may wait or run, as of people, though all have one session."""
     looks: list[Any] = []
-    seen = line.events_of
-    monkeypatch.setattr(line, "events_of", lambda *of: looks.append(of) or seen(*of))  # type: ignore[func-returns-value]
+    seen = Line.refusal
+    monkeypatch.setattr(Line, "refusal", lambda *of: looks.append(of) or seen(*of))  # type: ignore[func-returns-value]
     one = [("race", {"prompt": "one two three", "max_new_tokens": 8})]
     scripted.gate.clear()
 

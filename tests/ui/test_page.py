@@ -37,13 +37,12 @@ from specdemo.ui.jobs import RACE
 from specdemo.ui.lab import tab
 from specdemo.ui.lab.results import Results
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.other_work import OtherWork
+from specdemo.ui.line import MAX_WAITING, MODEL
 from specdemo.ui.page import build_page
 from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay.playable import playable_json
 from specdemo.ui.replay.routes import RECORDINGS, recordings
 from specdemo.ui.serving.head import PageHead, modules
-from specdemo.ui.serving.line import MAX_WAITING, MODEL
 from specdemo.ui.serving.stream import _news
 from specdemo.ui.share.saved import saved_page
 from specdemo.ui.watch.routes import ENDED, _events, network_address
@@ -542,7 +541,6 @@ ONLOOKERS = 64
 def test_nothing_but_the_model_occupies_a_worker_of_gradios_line() -> None:
     page = build_page(Script().engine(), Runs(), PROMPTS)
     queued = {fn.name: fn.concurrency_id for fn in page.fns.values() if fn.fn is not None and fn.queue is not False}
-    del queued["leave"]  # which no page waits for
     assert queued.keys() == {"run", "load", "race", "compare"}
     assert {*queued.values()} == {MODEL["concurrency_id"]}
 
@@ -629,7 +627,7 @@ def test_who_waits_is_told_the_place_in_the_line_and_the_wait(
     page: Page, other: Page, third: Page, script: Script
 ) -> None:
     first, second = page, other
-    script.used._durations._recent[RACE] = deque([1200.0])  # from here on it is known how long a race takes
+    script.used._took[RACE] = deque([1200.0])  # from here on it is known how long a race takes
     script.gate.clear()
     run(first, "alpha beta", until="waiting")
     wait_until(lambda: script.open_races == 1)
@@ -640,7 +638,6 @@ def test_who_waits_is_told_the_place_in_the_line_and_the_wait(
     run(third, "epsilon zeta", until="waiting")
     expect(thirds).to_have_text(waiting(2, 2))
     expect(thirds).to_have_text(telling("40 min."))
-    expect(third.locator("#race .sd-why-exact")).to_have_text(telling("race 2 races"))
     expect(seconds).to_have_text(waiting(1, 2))
     expect(seconds).to_have_text(telling("20 min."))
     second.click("#stop")
@@ -650,47 +647,34 @@ def test_who_waits_is_told_the_place_in_the_line_and_the_wait(
     assert len(tokens_shown(third, PLAIN)) == 24
 
 
-class Work:
-    """Work of a name; how long it still takes is known if it is given."""
-
-    def __init__(self, work: str, left: float | None = None) -> None:
-        self.work, self.left = work, left
-
-    def seconds_left(self) -> float | None:
-        return self.left
-
-
-RACING, STUDYING = Work(RACE), Work("study profile")
-
-
 def test_the_wait_is_what_the_last_works_of_the_same_kind_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     engine = Script().engine()
     list(engine.follow("scripted"))
     assert engine.expected_wait([]) == 0.0  # nothing is being run
     assert engine.expected_wait([RACE]) is None  # nothing has been run yet
-    monkeypatch.setattr("specdemo.ui.durations.time", type("Clock", (), {"monotonic": lambda: now[0]}))
+    monkeypatch.setattr("specdemo.ui.engine.time", type("Clock", (), {"monotonic": lambda: now[0]}))
 
-    def expected(timed: Work, seconds: float, *before: str) -> Any:
+    def expected(name: str, seconds: float, *before: str, left: float | None = None) -> Any:
         """What others hear when it has run for so many seconds; it then ends."""
 
         def work() -> Generator[float | None]:
             now[0] += seconds
             yield engine.expected_wait(before)
 
-        ((status,),) = engine.stream("scripted", lambda _: work(), timed=timed)
+        ((status,),) = engine.stream("scripted", lambda _: work(), work=name, seconds_left=lambda: left)
         return status
 
-    assert expected(RACING, 10.0) is None  # the first one
+    assert expected(RACE, 10.0) is None  # the first one
     assert engine.expected_wait([RACE, RACE]) == 20.0
-    assert expected(RACING, 4.0, RACE, RACE) == 6.0 + 20.0  # what is left of the one in progress, and two more
-    assert expected(STUDYING, 60.0) is None  # how long races take says nothing of studies
+    assert expected(RACE, 4.0, RACE, RACE) == 6.0 + 20.0  # what is left of the one in progress, and two more
+    assert expected("study profile", 60.0) is None  # how long races take says nothing of studies
     assert engine.expected_wait([RACE]) == 7.0  # nor the other way round
-    assert expected(STUDYING, 20.0, RACE) == 40.0 + 7.0
-    assert expected(STUDYING, 61.0) is None  # it takes longer than any before: no one knows
-    assert expected(Work("study sweep", left=16.0), 1.0, RACE) == 16.0 + 7.0  # it says itself how far it is
+    assert expected("study profile", 20.0, RACE) == 40.0 + 7.0
+    assert expected("study profile", 61.0, RACE) == 0.0 + 7.0  # it takes longer than others did
+    assert expected("study sweep", 1.0, RACE, left=16.0) == 16.0 + 7.0  # it says itself how far it is
     with pytest.raises(EngineTrouble):
-        list(engine.stream("other", lambda _: (_ for _ in "1"), timed=RACING))
+        list(engine.stream("other", lambda _: (_ for _ in "1"), work=RACE))
     assert engine.expected_wait([RACE]) == 7.0  # one that failed says nothing of how long others take
     engine.status = engine.status.__class__("loading", "other", "downloading")
     assert engine.expected_wait([RACE]) is None
@@ -707,19 +691,6 @@ def test_a_wait_is_put_in_words(page: Page) -> None:
         said = page.evaluate("specdemo.placeInWords", {"place": 3, "of": 5, "seconds": seconds})
         assert waiting(3, 5).match(said)
         assert tells(said, words)
-
-
-def test_what_is_waited_for_is_named(page: Page) -> None:
-    for before, named in (
-        ({"race": 1}, ["race", "race"]),
-        ({"study": 1}, ["race", "study"]),
-        ({"race": 2}, ["race", "2", "races"]),
-        ({"race": 1, "study": 2}, ["race", "race", "2", "studies"]),
-        ({"load": 1, "race": 1}, ["race", "race", "loading"]),
-    ):
-        said = page.evaluate("before => specdemo.beforeInWords('race', before)", before)
-        assert re.findall(r"\d+|races?|study|studies|loading", said) == named
-    assert page.evaluate("specdemo.beforeInWords('race', {})") == ""
 
 
 # Other visitors ---------------------------------------------------------------------------------------------
@@ -772,17 +743,13 @@ def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
 
 
 def test_work_beside_the_engine_is_seen_if_it_overlaps() -> None:
-    other_work = OtherWork()
-    with other_work.counted():
-        pass
-    seen = other_work.watch()
-    assert not seen()
-    with other_work.counted():
-        during = other_work.watch()
-        assert during()
-    assert seen()
-    assert during()
-    assert not other_work.watch()()
+    engine, began = Script().engine(), time.monotonic()
+    assert engine.disturbed_until < began
+    with engine.other_work():
+        during = time.monotonic()
+        assert engine.disturbed_until > during
+    assert began < during < engine.disturbed_until
+    assert engine.disturbed_until < time.monotonic()
 
 
 def run_held(page: Page, script: Script) -> None:
@@ -834,21 +801,21 @@ def test_what_a_page_is_answered_counts_as_work_beside_a_race(monkeypatch: pytes
         for name in ("trace", "race")
         if getattr(getattr(block, name, None), "_is_server_fn", False)
     }
-    seen, watch = list[bool](), engine.other_work.watch()
-    trace: Callable[[], str] = lambda: seen.append(watch()) or ""  # type: ignore[func-returns-value]  # noqa: E731
+    seen, began = list[bool](), time.monotonic()
+    trace: Callable[[], str] = lambda: seen.append(engine.disturbed_until > began) or ""  # type: ignore[func-returns-value]  # noqa: E731
     monkeypatch.setattr(runs, "find", lambda *_: SimpleNamespace(trace=trace))
     for answer in (answers["trace"], answers["race"]):
-        watch = engine.other_work.watch()
+        began = time.monotonic()
         in_a_loop_of_its_own(answer({}))
     assert seen == [True, True]
 
 
 def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
-    page, watch = build_page(engine, runs, PROMPTS), engine.other_work.watch()
+    page, began = build_page(engine, runs, PROMPTS), time.monotonic()
 
     def noted(*_: Any) -> list[Any]:
-        seen.append(watch())
+        seen.append(engine.disturbed_until > began)
         return []
 
     monkeypatch.setattr(tab, "tried", noted)
@@ -861,19 +828,19 @@ def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypa
         ("look", ("a/b", "", "")),
     )
     for name, arguments in asked:
-        watch = engine.other_work.watch()
+        began = time.monotonic()
         next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
     assert seen == [True] * 3
 
 
 def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
-    page, watch = build_page(engine, runs, PROMPTS), engine.other_work.watch()
+    page, began = build_page(engine, runs, PROMPTS), time.monotonic()
     done = SimpleNamespace(id="a", pictured=1, picture=[None], files={}, values={}, measured=None)
     monkeypatch.setattr(runs, "latest", lambda *_: done)
-    monkeypatch.setattr(Results, "update", lambda *_: seen.append(watch()) or {})  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Results, "update", lambda *_: seen.append(engine.disturbed_until > began) or {})  # type: ignore[func-returns-value]
     for show in {block.fn for block in page.fns.values() if block.name == "show"}:
-        done.study, watch = getattr(show, "__self__").study, engine.other_work.watch()  # noqa: B009
+        done.study, began = getattr(show, "__self__").study, time.monotonic()  # noqa: B009
         show(gr.Request())
     assert seen == [True] * len(STUDIES)
 
@@ -882,13 +849,12 @@ def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: p
     ("path", "counts"), [("/", True), ("/config", True), ("/config/", True), ("/gradio_api/info", True), ("/x", False)]
 )
 def test_what_gradio_makes_for_each_visitor_counts_as_work_beside_a_race(path: str, counts: bool) -> None:
-    other_work = OtherWork()
-    seen, watch = list[bool](), other_work.watch()
+    engine, seen, began = Script().engine(), list[bool](), time.monotonic()
 
     async def app(*_: Any) -> None:
-        seen.append(watch())
+        seen.append(engine.disturbed_until > began)
 
-    runs: Any = SimpleNamespace(engine=SimpleNamespace(other_work=other_work))
+    runs: Any = SimpleNamespace(engine=engine)
     page: Any = PageHead(app, "", "", runs)
     in_a_loop_of_its_own(page({"type": "http", "path": path}, None, None))
     assert seen == [counts]
@@ -1096,11 +1062,9 @@ def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
     racing.fill("#max-new-tokens input", "5")
     run(racing, until="waiting")
     expect(racing.locator("#race .sd-sentence")).to_have_text(waiting(1, 1))
-    expect(racing.locator("#race .sd-why-exact")).to_have_text(telling("race starts study"))
     studying.fill("#lab-domains-max_new_tokens input", "8")
     studying.click("#lab-domains .lab-run")
     expect(status).to_contain_text(waiting(2, 2))
-    expect(status).to_contain_text(telling("study starts"))
     held.gate = True
     racing.locator("#race .sd-arena[data-state=ended]").wait_for()
     expect(status).to_have_text("Done.")

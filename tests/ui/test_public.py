@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from specdemo.errors import BadInput
 from specdemo.settings import SETTINGS
 from specdemo.studies.explain import tried
 from specdemo.studies.lab import STUDIES
-from specdemo.ui.other_work import OtherWork
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.run import RaceRun
@@ -281,7 +281,7 @@ def test_what_python_says_of_a_failure_does_not_reach_the_page(
         # The handler of Run.
         data = [*[None] * len(FIELDS), "preset", *[""] * 4]  # and what races, and the servers
         data[FIELDS.index("preset")] = "scripted"
-        body = {"fn_index": index["click", len(data)], "data": data, "session_hash": "a"}
+        body = {"fn_index": index["ask", len(data)], "data": data, "session_hash": "a"}
         assert client.post("/gradio_api/queue/join", json=body).status_code == 200
         text = client.get("/gradio_api/queue/data", params={"session_hash": "a"}).text
     assert tells(text, "RuntimeError engine")
@@ -303,7 +303,7 @@ def to_device(messages: list[Message]) -> list[Message]:
     async def keep(message: Message) -> None:
         out.append(message)
 
-    runs: Any = SimpleNamespace(engine=SimpleNamespace(other_work=OtherWork()))
+    runs: Any = SimpleNamespace(engine=SimpleNamespace(other_work=nullcontext))
     page: Callable[..., Any] = PageHead(app, "<script>", "<style>", runs)
     in_a_loop_of_its_own(page({"type": "http", "path": "/"}, None, keep))
     return out

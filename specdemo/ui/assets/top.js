@@ -38,10 +38,8 @@ export const mountTop = (element, props, watch, trigger) => {
   follow();
 };
 
-// --- what the model is doing, and the line for it: server-sent, see status.py
+// --- what the model is doing: server-sent, see stream.py
 
-const ASK_MS = 400;
-const ASK_AGAIN_MS = 2000;
 let source = null;
 export let session = "";
 
@@ -55,39 +53,13 @@ const follow = (as = session) => {
   source.onerror = ({ target }) => {
     if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), page.LOST_MS); // refused
   };
-  source.onmessage = ({ data }) => {
-    const status = JSON.parse(data);
-    page.showStatus(status);
-    if (status.line) page.waits(status.line);
-  };
-};
-
-/** Gradio puts a run into the line after the page was last told of it: so the page asks, until it knows its place. */
-export const askPlace = (waits, after = ASK_MS) => {
-  setTimeout(() => {
-    if (!waits()) return;
-    if (page.status?.line) return page.waits(page.status.line); // maybe the same as that of a job before, of which nobody tells
-    follow();
-    askPlace(waits, ASK_AGAIN_MS);
-  }, after);
+  source.onmessage = ({ data }) => page.showStatus(JSON.parse(data));
 };
 
 export const placeInWords = ({ place, of, seconds }) => {
   const minutes = Math.round(seconds / 60);
   const time = seconds === null ? "" : seconds < 10 ? ", a few seconds" : seconds < 90 ? `, about ${seconds} s` : `, about ${minutes} min`;
   return `Waiting: number ${place} of ${of}${time}.`;
-};
-
-const BEFORE = { race: ["the race", "races"], study: ["the study", "studies"], load: ["the loading of a model", "loadings of models"] };
-
-/** What a race or a study waits for: how many of each kind there are `before` it, see status.py. */
-export const beforeInWords = (waits, before) => {
-  const kinds = Object.entries(BEFORE).filter(([kind]) => before[kind]);
-  if (!kinds.length) return "";
-  const told = kinds.map(([kind, [one, more]]) => (before[kind] === 1 ? one : `the ${before[kind]} ${more}`));
-  const words = told.length > 1 ? `${told.slice(0, -1).join(", ")} and ${told.at(-1)}` : told[0];
-  const single = kinds.length === 1 && before[kinds[0][0]] === 1;
-  return `Your ${waits} starts when ${words} before it ${single ? "has" : "have"} ended.`;
 };
 
 /** The preset that is in memory. */

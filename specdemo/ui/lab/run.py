@@ -12,7 +12,7 @@ from ...drafters.names import drafter_class
 from ...formats import formatted
 from ...studies.study import Study
 from ...studies.tables import csv_text, json_text
-from ..engine import Engine, ProgressNote
+from ..engine import Engine
 from ..jobs import STUDY, Job
 from .draw import Drawn, drawn
 
@@ -62,9 +62,9 @@ class LabRun(Job):
         for status in self._load(engine):
             if status.stage == "loading":
                 yield self.message(share=status.fraction, words=f"The model is not ready yet: {status.words}")
-        with closing(engine.stream(self.preset, self._measure, self.local, self)) as batches:
+        with closing(engine.stream(self.preset, self._measure, self.local, self.work, self.seconds_left)) as batches:
             for batch in batches:
-                if steps := [item for item in batch if not isinstance(item, ProgressNote)]:  # its own steps say enough
+                if steps := [item for item in batch if not isinstance(item, str)]:  # its own steps say enough
                     share, words = steps[-1]
                     yield self.message(share=share, words=words, pictured=self.pictured)
         yield self.message(end=self.outcome, pictured=self.pictured)

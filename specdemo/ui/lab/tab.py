@@ -29,13 +29,13 @@ from ...system.allowed import allowed
 from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
+from ..line import QUIET
 from ..part import Part
 from ..race.form import OF_PRESET, OF_SERVER
 from ..race.own_models import add_own_models
 from ..race.own_servers import read_addresses
 from ..race.run import RaceRun
 from ..runs import Runs
-from ..serving.line import QUIET
 from ..values import to_json
 from .draw import drawn
 from .results import REDRAW, Results, Updates, plain
@@ -63,7 +63,7 @@ def add_check(engine: Engine, runs: Runs, form: dict[str, Any], top: gr.HTML, bu
         at_once = {"preprocess": False, "queue": False, **QUIET}
         form["preset"].change(lambda preset: _checked(engine, preset), form["preset"], title, **at_once)
         if budgets.own_models:
-            add_own_models(engine, runs, form, budgets)
+            add_own_models(engine, form, budgets)
 
     with gr.Tabs(elem_id="check"):
         check, _ = _add_tabs(FRONT, engine, runs, form["preset"], top, budgets, {Check: named})
@@ -154,7 +154,7 @@ class StudyTab:
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
                         script = {"server_functions": [halting(runs)], "study": study.name, "title": study.title}
-                        self.says = Part("mountStudy", ("go", "show", "cancel"), elem_classes="lab-says", **script)
+                        self.says = Part("mountStudy", ("ask", "go", "show"), elem_classes="lab-says", **script)
                     others = [field for field in form if field not in first]
                     self.fields |= _controls(study.name, others, engine, folded=True)
                 with gr.Column(elem_classes="lab-results"):
@@ -196,7 +196,7 @@ class StudyTab:
         run = self.runs.latest(request.session_hash, LabRun, work_of(self.study))
         if run is None:
             return {self.measured: gr.skip()}
-        with self.engine.other_work.counted():  # the last picture is shown when the next in line may race already
+        with self.engine.other_work():  # the last picture is shown when the next in line may race already
             updates = self.results.update(run.picture) if run.picture else {}
             for kind, text in run.files.items():
                 part, name = self.downloads[kind], f"specdemo-{self.study.name}.{kind}"
@@ -269,7 +269,7 @@ class StudyTab:
 
         def answer(measured: Any, numbers: Sequence[Any]) -> Updates:
             try:
-                with self.engine.other_work.counted():
+                with self.engine.other_work():
                     sections = drawn(tried(dict(zip(self.fields, numbers, strict=False)), measured))
             except Exception as error:
                 return {self.says: message(self.engine.sentence(error), failed=True)}
@@ -277,7 +277,7 @@ class StudyTab:
 
         def take(request: gr.Request) -> Updates:
             try:
-                with self.engine.other_work.counted():
+                with self.engine.other_work():
                     race = self.runs.latest(request.session_hash, RaceRun)
                     measured = of_race(race.entries if race else [], race.request.drafter if race else "")
             except Exception as error:

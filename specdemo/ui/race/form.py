@@ -17,7 +17,7 @@ from ...models.results import describe_results
 from ...racing.request import AT_ONCE, DraftedLane, Request, read_request
 from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, whole_if_it_is
 from ..budgets import Budgets, starting
-from ..serving.line import QUIET
+from ..line import QUIET
 
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 # A box stands for K = auto, and another one for the rule.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,17 +15,15 @@ from ...system.allowed import allowed
 from ...system.imports import import_quickly
 from ..budgets import Budgets
 from ..engine import Engine
-from ..runs import Runs
-from ..serving.line import LOAD, MODEL, QUIET
+from ..line import MODEL, QUIET
 from .form import STARTING, begin_with, menu
 
-STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
 OFF = "() => ({ interactive: false, __type__: 'update' })"
 LOADS = "(preset) => { specdemo.nameModel(preset); specdemo.chose(preset); specdemo.loads = preset; return preset; }"
 CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.loads = preset; return preset; }"
 
 
-def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets) -> None:
+def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> None:
     """Add the fields to the page that is being built. A Space has them only for the names that its owner allows.
 
     Args:
@@ -60,13 +57,12 @@ def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Bu
         with gr.Row(visible=names is None):
             own.name = gr.Textbox(label="Name", info="For the preset.", max_lines=1, min_width=100, elem_id="own-name")
             own.save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
-    _wire(engine, runs, form, budgets, own)
+    _wire(engine, form, budgets, own)
 
 
-def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
+def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
     named, chosen = [own.target, own.draft, own.head], form["preset"]
     begins = [chosen, *(form[field] for field in STARTING)]
-    loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
 
     def choose(preset: str, session: str | None) -> list[Any]:
         first, *others = begin_with(engine.presets[preset], budgets)
@@ -75,7 +71,7 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     def look(*given: Any) -> list[Any]:
         lines: list[str] = []
         try:
-            with engine.other_work.counted():
+            with engine.other_work():
                 for line in engine.report(_named(engine.presets, *given)):
                     lines.append(line)
         except Exception as error:
@@ -92,24 +88,12 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
         engine.add(preset, session)
         return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name, session)]
 
-    def load(preset: Any, request: gr.Request) -> Iterator[None]:
+    def load(preset: Any) -> Iterator[None]:
         """Holds the line until it is loaded, cannot be, or is cancelled; the top of the page says how far it is."""
         if preset not in engine.presets:
             return
-        stop, ended = loads[request.session_hash] = Event(), Event()
-        try:
-            for _ in engine.follow(preset, stop):
-                yield
-        finally:
-            loads.pop(request.session_hash, None)
-            ended.set()
-
-    def refused(before: str, request: gr.Request) -> list[Any]:
-        """Why it may not join the line. For Gradio a load that is cancelled fails, too, and the page knows."""
-        sentence = runs.refusal(request.session_hash, LOAD)
-        if sentence is None:
-            return [gr.skip()] * (2 + len(begins))
-        return [_say(sentence), gr.update(interactive=False), *choose(before, request.session_hash)]
+        for _ in engine.follow(preset):
+            yield
 
     def ended(preset: Any, before: str, request: gr.Request) -> list[Any]:
         """After a load that failed, the preset that was loaded before is chosen again."""
@@ -125,10 +109,6 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
 
     def give_up(before: str, request: gr.Request) -> list[Any]:
         """Go back to the preset that was loaded before: to choose another one ends a load."""
-        if loading := loads.get(request.session_hash):
-            stop, ended = loading
-            stop.set()
-            ended.wait(STOP_SECONDS)  # or it would ask for its preset again
         engine.begin_loading(before)
         words = _say("Cancelled. What was already downloaded is kept.")
         return [words, gr.update(interactive=True), gr.update(interactive=False), *choose(before, request.session_hash)]
@@ -154,7 +134,6 @@ def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, ow
     loading = begun.success(load, chosen, None, preprocess=False, js=LOADS, **MODEL, **QUIET)
     shown = loading.then(ended, [chosen, own.before], [own.message, own.cancel, *begins], **here, **QUIET)
     shown.then(None, chosen, None, js=CHOSEN)
-    loading.failure(refused, own.before, [own.message, own.cancel, *begins], **here, **QUIET)
     outputs = [own.message, own.load, own.cancel, *begins]
     cancelled = own.cancel.click(give_up, own.before, outputs, cancels=[loading], queue=False, **QUIET)
     cancelled.then(None, chosen, None, js=CHOSEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -79,7 +80,7 @@ class ServerRun(RaceRun):
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         # What the servers draft, and how, is theirs.
         settings = replace(self.request.settings, k=0, tree=False, rule=REJECTION)
-        race, disturbed = ServerRace(replace(self.request, settings=settings)), engine.other_work.watch()
+        race, began = ServerRace(replace(self.request, settings=settings)), time.monotonic()
         self.header = {"environment": {}}
         servers, self._servers = self._servers, []
         with self._limited(), ExitStack() as opened:
@@ -90,7 +91,7 @@ class ServerRun(RaceRun):
         if not self.entries:
             raise self._before_it_began()
         self.header = {**trace_header(race), "isolated": True, "environment": {}}
-        if disturbed():
+        if engine.disturbed_until > began:
             self.header["disturbed"] = True
         found, alone = outcome(race), len(race.lanes) == 1
         if alone:

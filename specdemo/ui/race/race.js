@@ -210,10 +210,11 @@ export class Race extends Job {
   }
 
   /** Run was pressed, maybe by its key far from the arena; nothing has come back yet. */
-  wait(values) {
-    if (this.state === "showing") this.skip();
+  press(values) {
+    if (this.is("showing")) this.skip();
+    if (this.busy) return;
     const opens = this.is("opening", "opened");
-    super.wait(values);
+    super.press();
     this.values = values;
     sd.problem("");
     if (opens) this.opening.clear();
@@ -222,7 +223,6 @@ export class Race extends Job {
     if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
-    return values;
   }
 
   /** What begins now can be seen, wherever the button was. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ from ...racing.outcome import Outcome
 from ...racing.remembered import Memory, memory_note, remembering
 from ...racing.request import Request, fitted
 from ...racing.trace import Entry, write_trace
-from ..engine import Engine, ProgressNote, has_every_core
+from ..engine import Engine, has_every_core
 from ..jobs import RACE, Job
 from .messages import Lanes, shown_request
 
@@ -47,15 +48,17 @@ class RaceRun(Job):
     def _play(self, engine: Engine) -> Iterator[str]:
         for status in self._load(engine):
             yield self.message(status=asdict(status))
-        batches = engine.stream(self.preset, lambda loaded: self._race(engine, loaded), self.local, self)
+        batches = engine.stream(
+            self.preset, lambda loaded: self._race(engine, loaded), self.local, self.work, self.seconds_left
+        )
         with closing(batches):
             announced = begun = False
             try:
                 for batch in batches:
                     for item in batch:
-                        if isinstance(item, ProgressNote):
+                        if isinstance(item, str):
                             announced = True
-                            status = replace(engine.status_for(self.session), stage="loading", words=item.words)
+                            status = replace(engine.status_for(self.session), stage="loading", words=item)
                             yield self.message(status=asdict(status))
                             continue
                         if not begun:  # only now: a request that cannot be served leaves the last race on the page
@@ -79,7 +82,7 @@ class RaceRun(Job):
         request = self.request
         if any(DRAFTERS[lane.drafter].remembers for lane in request.lanes.values()):
             loaded = remembering(loaded, self._memory(loaded))
-        others = engine.other_work.watch()
+        began = time.monotonic()
         race = engine.backend.race(loaded, request)
         self.header = race.header
         self._shared = self.local and has_every_core(loaded)
@@ -87,7 +90,7 @@ class RaceRun(Job):
             yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()
-        if has_every_core(loaded) and others():
+        if has_every_core(loaded) and engine.disturbed_until > began:
             self.header["disturbed"] = True
         found = race.outcome(self.entries)
         counted = {name: found.environment[name] for name in MEASURED if name in found.environment}

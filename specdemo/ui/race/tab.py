@@ -18,9 +18,9 @@ from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
+from ..line import MODEL, QUIET
 from ..part import Part
 from ..runs import Runs
-from ..serving.line import MODEL, QUIET
 from .form import FIELDS, MORE_LANES, OF_PRESET, OF_SERVER, STARTING, add_form, begin_with, describe, of_link, read_form
 from .own_servers import read_servers
 from .run import RaceRun
@@ -48,7 +48,7 @@ def add_race(
         with gr.Column(scale=1, min_width=320, elem_id="arena") as form["column"]:
             form["arena"] = Part(
                 "mountRace",
-                ("go", "cancel"),
+                ("ask", "go"),
                 server_functions=_answers(runs),
                 recording=recording,
                 attract=list(attract),

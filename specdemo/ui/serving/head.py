@@ -57,7 +57,7 @@ class PageHead:
 
         path = scope["path"] if scope["type"] == "http" else ""
         changed = send_to_keep if path.startswith("/assets/") else send_on if path == "/" else send
-        with self.runs.engine.other_work.counted() if path == "/" or path.rstrip("/") in TELLING else nullcontext():
+        with self.runs.engine.other_work() if path == "/" or path.rstrip("/") in TELLING else nullcontext():
             await self.app(scope, receive, changed)
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: the messages of a run, and for every open page the status of the model and its place in line.
+"""Server-sent events: of a run its place in the line and then its messages, and for every open page the status.
 
 They do not go through Gradio, whose stream makes the browser visit every control of the form for each message. On a
 small machine that costs the engine a tenth of its speed. Each page that follows the status would also occupy one of 40
@@ -8,11 +8,10 @@ workers; here it is a coroutine that sleeps until the status changes, and only p
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict
-from typing import Any
 
 import httpx
 from starlette.requests import Request
@@ -26,23 +25,47 @@ from ..values import to_json
 KEEP_ALIVE_SECONDS = 15.0  # proxies drop connections that are silent for longer
 MAX_DIGITS = 10  # of the number of a message
 LOGIN_CHECK = "/gradio_api/login_check"
-LINE_SECONDS = 1.0  # between two reads of a visitor's place in line
+LINE_SECONDS = 1.0  # between two reads of a place in line
+JOINING_SECONDS = 5.0  # until a run is in the line, for which its page sends another request
 PAUSE_SECONDS = 0.2  # the least time between two messages, since a download's progress changes more often
 
 
 def stream_route(runs: Runs) -> Route:
-    """`/races/<id>`: the messages of a run, from the first or after the last one that the browser has."""
+    """`/races/<id>`: the place of a run in the line while it waits, as `line`, and its messages, from the first or
+    after the last one that the browser has."""
 
     async def follow(request: Request) -> Response:
         if not await may_see(request):
             return Response(status_code=401)
-        run = runs.find(Job, request.path_params["run"])
-        first = after(request.headers.get("last-event-id", ""))
-        if run is None or (run.ended.is_set() and first >= len(run.messages)):
-            return Response(status_code=204)  # which tells the browser not to ask again
-        return StreamingResponse(_events(run, first), media_type="text/event-stream")
+        run_id, first = request.path_params["run"], after(request.headers.get("last-event-id", ""))
+        end = time.monotonic() + JOINING_SECONDS
+        while (run := runs.find(Job, run_id)) is None and runs.line.place(run_id) is None:
+            if time.monotonic() > end:
+                return Response(status_code=204)  # which tells the browser not to ask again
+            await asyncio.sleep(PAUSE_SECONDS)
+        if run and run.ended.is_set() and first >= len(run.messages):
+            return Response(status_code=204)
+        events = _events(run, first) if run else _in_turn(runs, run_id)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     return Route("/races/{run}", follow)
+
+
+async def _in_turn(runs: Runs, run_id: str) -> AsyncIterator[str]:
+    sent = None
+    with following(runs.engine.followers) as changed:
+        while (run := runs.find(Job, run_id)) is None and (place := runs.line.place(run_id)):
+            changed.clear()
+            at, of, before = place
+            seconds = runs.engine.expected_wait(before)
+            line = {"place": at, "of": of, "seconds": None if seconds is None else _in_steps(seconds)}
+            yield f"data: {to_json({'line': line})}\n\n" if at and line != sent else ":\n\n"
+            sent = line
+            await is_set(changed, LINE_SECONDS)
+    if run:
+        async with aclosing(_events(run, 0)) as events:
+            async for event in events:
+                yield event
 
 
 async def may_see(request: Request) -> bool:
@@ -89,7 +112,7 @@ async def is_set(news: asyncio.Event, seconds: float) -> bool:
     return loop.time() < end.when()
 
 
-async def _events(run: Job, first: int) -> AsyncIterator[str]:
+async def _events(run: Job, first: int) -> AsyncGenerator[str]:
     """Sleeps until the run has news. Polling would take time from the engine, which uses every core."""
     try:
         with following(run.followers) as news:
@@ -103,15 +126,14 @@ async def _events(run: Job, first: int) -> AsyncIterator[str]:
                 if not ended and not await is_set(news, KEEP_ALIVE_SECONDS):
                     yield ": still here\n\n"
     finally:
-        if run.on_page and not run.followers:
-            run.stop_unless_followed()
+        run.stop_unless_followed()
 
 
 # The status ----------------------------------------------------------------------------------------------------
 
 
 def status_route(runs: Runs) -> Route:
-    """`/status?session=<hash>`: the status now and at every change, with the session's place in the line."""
+    """`/status?session=<hash>`: the status now and at every change."""
 
     async def follow(request: Request) -> Response:
         if not await may_see(request):
@@ -123,33 +145,15 @@ def status_route(runs: Runs) -> Route:
 
 
 async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
-    loop, sent, at = asyncio.get_running_loop(), "", 0.0
+    sent = ""
     with following(runs.engine.followers) as changed, runs.present(session):
         while True:
             changed.clear()
-            line = _line(runs, session)
-            message = to_json({**asdict(runs.engine.status_for(session)), "line": line})
-            if message != sent or loop.time() - at > KEEP_ALIVE_SECONDS:
-                yield f"data: {message}\n\n" if message != sent else ":\n\n"
-                sent, at = message, loop.time()
+            message = to_json(asdict(runs.engine.status_for(session)))
+            yield f"data: {message}\n\n" if message != sent else ":\n\n"
+            sent = message
             await asyncio.sleep(PAUSE_SECONDS)
-            await is_set(changed, LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
-
-
-def _line(runs: Runs, session: str) -> dict[str, Any] | None:
-    """`place` of `of` in line, how many of each kind are `before` it, and the estimated `seconds` if they are known;
-    None for a session that does not wait."""
-    found = runs.place(session)
-    if found is None:
-        return None
-    seconds = runs.engine.expected_wait(found.before)
-    kinds = Counter(work.partition(" ")[0] for work in (*found.current, *found.before))
-    return {
-        "place": found.place,
-        "of": found.of,
-        "before": kinds,
-        "seconds": None if seconds is None else _in_steps(seconds),
-    }
+            await is_set(changed, KEEP_ALIVE_SECONDS)
 
 
 def _in_steps(seconds: float) -> int:
