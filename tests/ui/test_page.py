@@ -261,12 +261,13 @@ def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no
     """The event of a scroll comes a frame later, and the guesses that it made room for may be gone by then."""
     assert page.evaluate("""async () => {
         const lane = specdemo.race.lanes.speculative;
-        const tokens = (count) => Array(count).fill(["some words ", "a", 1, 0]);
-        const row = (round, count) => ({ row: [round, 16, tokens(count)], at: 1, seconds: 1 });
+        const token = { text: "some words ", code: "a", emitted: true, p: 1, q: 0, draw: 0, place: 1, after: null };
+        const seconds = { draft: 0, verify: 1, all: 1 };
+        const round = (index, count) => ({ index, k: 16, tokens: Array(count).fill(token), at: 1, seconds, merged: 1 });
         lane.clear({ max_new_tokens: 400 });
-        for (const round of [1, 2, 3]) {
-            lane.take(row(round, 60));
-            lane.guess(row(round + 1, 30));
+        for (const index of [1, 2, 3]) {
+            lane.take(round(index, 60));
+            lane.guess(round(index + 1, 30));
             lane.draw(true);
             lane.scroll();
             lane.guess(null);
