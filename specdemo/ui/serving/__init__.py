@@ -1,1 +1,1 @@
-"""What the server does beside Gradio: streams of a run and of the status, the line for the model, the early script."""
+"""What the server does beside Gradio: streams of a run and of the status, the line, our script and style sheet."""
