@@ -12,7 +12,7 @@ from .mcp import ToolCalls
 from .replay.routes import replay_routes
 from .runs import Runs
 from .serving.entry import RequestGuard
-from .serving.head import PageHead, modules_route, script_tags, style_tags
+from .serving.head import PageHead, files_route, script_tag, style_tag
 from .serving.stream import status_route, stream_route
 from .watch.routes import watch_routes
 
@@ -38,15 +38,15 @@ def launch_options(runs: Runs, proxied: bool = False, tools: bool = False, metri
             "routes": [
                 stream_route(runs),
                 status_route(runs),
-                modules_route(),
+                files_route(),
                 *health_routes(runs, metrics),
                 *replay_routes(),
-                *watch_routes(runs, style_tags() + FONTS),
+                *watch_routes(runs, style_tag() + FONTS),
             ],
             "middleware": [
                 Middleware(RequestGuard),
                 *([Middleware(ToolCalls)] if tools else []),
-                Middleware(PageHead, first=script_tags(), last=style_tags() + FONTS, runs=runs),
+                Middleware(PageHead, first=script_tag(), last=style_tag() + FONTS, runs=runs),
             ],
         },
         "theme": theme(),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdemo import ui
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.errors import BadInput
 from specdemo.racing.request import read_request
@@ -52,6 +55,18 @@ def test_an_accepted_token_that_ends_the_text_is_not_followed_by_another() -> No
 def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
     assert row_of(Entry(PLAIN, with_text(Finished(FinishReason.LENGTH), ("\ufffd",)))) == [-1, 0, [["\ufffd", "", 0]]]
     assert row_of(Entry(PLAIN, Finished(FinishReason.LENGTH))) is None
+
+
+def test_only_the_reader_of_messages_takes_a_row_apart() -> None:
+    """Everything else names the fields of a token, of a place and of an event, see message.js."""
+    row = re.compile(
+        r"\b(token|own|last|wrong|guess|candidate|pending|event|place|row)(\?\.)?\[[\w.]*\d"
+        r"|\[\w*, code|const \[text\b|\{ row\b[^=]*\) => \w|(event|round|rounds\[\w+\])\.row\b"
+    )
+    scripts = [path for path in Path(ui.__file__).parent.rglob("*.js") if path.name != "message.js"]
+    lines = {path.name: path.read_text(encoding="utf-8").splitlines() for path in scripts}
+    assert len(scripts) > 20
+    assert [(name, line) for name in lines for line in lines[name] if row.search(line)] == []
 
 
 def test_news_are_told_once() -> None:

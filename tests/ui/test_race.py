@@ -35,6 +35,7 @@ from specdemo.ui.race.run import RaceRun
 from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.routes import OPENING
 from specdemo.ui.serving import stream
+from specdemo.ui.serving.joined import script as joined
 from tests.harness.classes import LaneFigures
 from tests.harness.ui_classes import Engine, Runs
 
@@ -144,12 +145,9 @@ def test_what_the_sliders_compute_is_the_formula_of_the_theory(raced: Raced) -> 
         for row in (0.0, 0.05, 0.4)
         for at_once in (False, True)
     ]
-    script = "const main = document.querySelector('script[type=module][src$=\"main.js\"]').src;"
-    computed = page.evaluate(
-        f"async grid => {{ {script} const {{ computed }} = await import(main.replace('main.js', 'race/why.js'));"
-        " return grid.map(computed); }",
-        grid,
-    )
+    formula = f"{joined('race/why.js')} return grid.map(modules['race/why.js'].computed);"
+    kept = "const kept = window.specdemo; try {"  # the script makes one of its own
+    computed = page.evaluate(f"grid => {{ {kept} {formula} }} finally {{ window.specdemo = kept; }} }}", grid)
     for values, found in zip(grid, computed, strict=True):
         k, alpha, row = int(values["k"]), values["acceptance"], values["row"]
         costs = Costs(values["draft"], [1 + row * i for i in range(k + 1)], bool(values["at_once"]))

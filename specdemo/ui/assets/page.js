@@ -1,9 +1,9 @@
 // What the tabs share: the kinds of tokens, the templates, numbers as text, files.
-import { html } from "../templates.js"; // which the server makes of page.html and the others, see modules.py
+import { html } from "../templates.js"; // which the server makes of page.html and the others, see joined.py
 
-/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset; after how
- *  many milliseconds without a connection the server counts as lost; and the studies of the Lab by name. */
-export const page = (window.specdemo = { LOST_MS: 15_000, lab: {} });
+/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset, the
+ *  session; after how many milliseconds without a connection the server counts as lost; and the studies of the Lab. */
+export const page = (window.specdemo = { session: "", LOST_MS: 15_000, lab: {} });
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [

@@ -41,15 +41,14 @@ export const mountTop = (element, props, watch, trigger) => {
 // --- what the model is doing: server-sent, see stream.py
 
 let source = null;
-export let session = "";
 
 /** Listen from now on. Not while the page is out of sight: a browser has six connections to a server, for all pages. But a
  *  page that shares its races goes on, or the server would take it for closed. */
-const follow = (as = session) => {
-  session = as;
+const follow = (as = page.session) => {
+  page.session = as;
   source?.close();
   if (document.hidden && !page.shares) return;
-  source = new EventSource(sd.address(`/status?session=${encodeURIComponent(session)}`));
+  source = new EventSource(sd.address(`/status?session=${encodeURIComponent(page.session)}`));
   source.onerror = ({ target }) => {
     if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), page.LOST_MS); // refused
   };

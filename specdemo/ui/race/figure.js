@@ -12,13 +12,13 @@ export class Figure {
    *  besides, "replace" or "add". */
   show(round, phase) {
     const { draft, tested, last } = round;
-    const right = draft.filter(([, code]) => code === "a").length;
+    const right = draft.filter(({ code }) => code === "a").length;
     const place = { guess: -1, read: -1, keep: right - 1 }[phase] ?? draft.length;
     const [before, ...shown] = tiles(round, place);
     shown.forEach((tile, at) => {
       tile.textContent = tile.textContent.trim(); // the gap stands for the blank
       tile.style.setProperty("--at", at);
-      tile.style.gridColumn = at < draft.length ? at + 1 : last[1] === "r" ? tested : at + 1;
+      tile.style.gridColumn = at < draft.length ? at + 1 : last.code === "r" ? tested : at + 1;
     });
     const beam = make("i", "sd-beam");
     this.node.replaceChildren(before, make("div", "sd-tiles", ...shown, beam));

@@ -1,4 +1,5 @@
 // The form: its examples, and links that fill it in.
+import { restFrames } from "../assets/frames.js";
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { missing } from "../assets/top.js";
@@ -115,7 +116,7 @@ export const opened = (known, values) => {
   document.body.classList.add("sd-open");
   page.race?.settle();
   Object.assign(page, { fields, known });
-  window.restFrames?.();
+  restFrames();
   const query = new URLSearchParams(window.location.search);
   const [filled, ignored] = filledFrom(query, known, values);
   if (ignored.length) page.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));

@@ -1,7 +1,7 @@
 // One lane of an arena: its pane and the head above it.
 import * as sd from "../assets/page.js";
 import { Strip } from "./strip.js";
-import { isEmitted, isTree, likeliest, walk } from "./tree.js";
+import { likeliest, walk } from "./tree.js";
 
 const ALONE = "In each pass, the target writes one token.";
 const DRAFTED = "In each pass, the target checks several of the drafter's guesses.";
@@ -53,15 +53,15 @@ export class Lane {
     return pane.scrollHeight - pane.scrollTop - pane.clientHeight < slack;
   }
 
-  /** An event that is to be shown (see messages.py); `ends` says whether it holds the end-of-text token. */
+  /** An event that is to be shown (see message.js); `ends` says whether it holds the end-of-text token. */
   take(event, ends) {
-    const { row, at, seconds, merged, figures, of_all: ofAll } = event;
+    const { tokens, at, seconds, merged, figures, ofAll } = event;
     if (seconds || !this.passes) {
-      this.passes += merged || 1;
-      this.tokens += row[2].filter(isEmitted).length;
+      this.passes += merged;
+      this.tokens += tokens.filter(({ emitted }) => emitted).length;
     }
     this.strip.take(event, this);
-    if (row) this.events.push([row, ends]);
+    if (tokens.length) this.events.push([event, ends]);
     this.at = at;
     this.figures = figures ?? this.figures;
     if (ofAll) this.ofAll = { at, figures: ofAll };
@@ -70,7 +70,7 @@ export class Lane {
 
   /** The draft that the target reads at this moment, or nothing. */
   guess(event, ends) {
-    this.pending = event ? [event.row, ends] : null;
+    this.pending = event ? [event, ends] : null;
   }
 
   /** Tokens after the first over the engine time after the prompt, see stats.Stats. */
@@ -83,7 +83,7 @@ export class Lane {
   draw() {
     if (this.events.length) {
       const fragment = document.createDocumentFragment();
-      for (const [row, ends] of this.events) fragment.append(this.round(row, ends));
+      for (const [event, ends] of this.events) fragment.append(this.round(event, ends));
       this.events = [];
       this.guesses.remove();
       this.drawn = null;
@@ -93,14 +93,14 @@ export class Lane {
   }
 
   drawGuesses() {
-    const row = this.pending?.[0] ?? null;
-    if (row === this.drawn) return;
-    this.drawn = row;
+    const [event, ends] = this.pending ?? [null, false];
+    if (event === this.drawn) return;
+    this.drawn = event;
     this.guesses.remove();
-    if (!row) return;
-    const [, , tokens] = row;
-    const drafted = isTree(tokens) ? likeliest(tokens) : tokens.filter((token) => token.length > 3);
-    const spans = drafted.map((token) => this.piece(token[0], "g", this.pending[1] && token[1] === "a" && token === tokens.at(-1)));
+    if (!event) return;
+    const { tokens, tree } = event;
+    const drafted = tree ? likeliest(tokens) : tokens.filter(({ place }) => place);
+    const spans = drafted.map((token) => this.piece(token.text, "g", ends && token.code === "a" && token === tokens.at(-1)));
     this.guesses.replaceChildren(...spans);
     this.parts.text.append(this.guesses);
   }
@@ -142,25 +142,25 @@ export class Lane {
 
   /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. A rejected one stays,
    *  and no line ends between it and what took its place. Whatever else was discarded shows where one points at it. */
-  round([index, k, tokens], ends) {
+  round(event, ends) {
+    const { k, tokens, tree } = event;
     const group = k ? sd.make("span", "sd-rd") : document.createDocumentFragment();
-    const newest = tokens.findLast(isEmitted);
-    const tree = isTree(tokens);
-    for (const [own, tried, discarded] of walk(tokens)) {
+    const newest = tokens.findLast(({ emitted }) => emitted);
+    for (const { own, tried, discarded } of walk(event)) {
       const fork = tree ? sd.make("span", "sd-fork") : group;
       const told = (token) => {
-        const span = this.piece(token[0], token[1], ends && token === newest);
-        span.sdToken = { token, index, k, rule: this.rule, own, tried, tokens };
+        const span = this.piece(token.text, token.code, ends && token === newest);
+        span.sdToken = { token, event, rule: this.rule, own, tried };
         return span;
       };
-      const [wrong, ...others] = discarded[0]?.[1] === "x" ? discarded : [null, ...discarded];
+      const [wrong, ...others] = discarded[0]?.code === "x" ? discarded : [null, ...discarded];
       const ghost = others.length ? [sd.make("span", "sd-ghost", ...others.map(told))] : [];
-      if (wrong && [wrong, own].some((token) => /^\s/.test(token?.[0]))) fork.append(sd.make("wbr")); // a line may end before both
+      if (wrong && [wrong, own].some((token) => /^\s/.test(token?.text))) fork.append(sd.make("wbr")); // a line may end before both
       if (wrong) fork.append(sd.make("span", "sd-pair", sd.make("span", "sd-cut", told(wrong), ...ghost), ...(own ? [told(own)] : [])));
       else fork.append(...ghost, ...(own ? [told(own)] : []));
       if (tree) group.append(fork);
     }
-    for (const [, code] of tokens) if (code) this.counts[code] += 1;
+    for (const { code } of tokens) if (code) this.counts[code] += 1;
     return group;
   }
 

@@ -25,7 +25,7 @@ const spans = (words) => words.map((part) => (typeof part === "string" ? part : 
 /** The rounds that are explained, by their places: one with several right guesses, a wrong one and some after it, and
  *  another one whose guesses are all right. Neither breaks a line. */
 const explained = (rounds) => {
-  const is = (kinds) => ({ row: [, , tokens] }) => kinds.test(tokens.map(([, code]) => code).join("")) && tokens.every(([text]) => text.trim() && !text.includes("\n"));
+  const is = (kinds) => ({ tokens }) => kinds.test(tokens.map(({ code }) => code).join("")) && tokens.every(({ text }) => text.trim() && !text.includes("\n"));
   const found = [rounds.findIndex(is(/^aa+xu/)), rounds.findLastIndex(is(/^aa+b$/))];
   return found.includes(-1) ? [] : found;
 };
@@ -45,10 +45,11 @@ const scenes = ({ plain, speculative }) => {
 export class Opening {
   /** `data` is a recording with the lanes of a usual race, see playable.py. */
   constructor(race, data) {
-    const { request: { preset, drafter }, facts: { cores, device_name: device }, lanes } = data;
+    const { request: { preset, drafter }, facts: { cores, device_name: device } } = data;
     const about = `A race of ${preset} with ${drafter}, recorded on ${cores} cores of ${device}.`;
-    Object.assign(this, { race, about, scenes: scenes(lanes), figure: new Figure(race.parts.figure), ending: data.end, machine: `${cores} cores of ${device}` });
+    Object.assign(this, { race, about, figure: new Figure(race.parts.figure), ending: data.end, machine: `${cores} cores of ${device}` });
     race.show.load(data, null);
+    this.scenes = scenes(race.show.lanes);
   }
 
   /** Whoever wants no motion sees the end at once, and on demand all scenes as stills. */

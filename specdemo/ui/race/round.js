@@ -1,7 +1,6 @@
 // A round of a lane, taken apart: the text before it, its draft, and what the target made of that. The opening and the
 // step-through draw it as tiles.
 import { line, make } from "../assets/page.js";
-import { PLACE, isEmitted, isTree } from "./tree.js";
 
 const TAIL = 60; // characters of the text before the round
 
@@ -12,34 +11,33 @@ export const roundsOf = ({ events }) => events.filter(({ seconds }) => seconds);
  *  `last` is drawn after the draft: none if the text ended in it. */
 export const roundOf = (lane, at) => {
   const rounds = roundsOf(lane);
-  const [, , tokens] = rounds[at].row;
-  const draft = tokens.filter((token) => token.length > 3);
-  const branches = isTree(tokens);
-  const path = branches ? draft.filter(([, code]) => code === "a") : draft;
-  const before = rounds.slice(0, at).flatMap(({ row }) => row[2]).filter(isEmitted);
-  const letters = [...[...lane.events[0].row[2], ...before].map(([piece]) => piece).join("")]; // a slice of the string could cut an emoji in two
+  const { tokens, tree } = rounds[at];
+  const draft = tokens.filter(({ place }) => place);
+  const path = tree ? draft.filter(({ code }) => code === "a") : draft;
+  const before = rounds.slice(0, at).flatMap((round) => round.tokens).filter(({ emitted }) => emitted);
+  const letters = [...[...lane.events[0].tokens, ...before].map(({ text }) => text).join("")]; // a slice of the string could cut an emoji in two
   return {
     tokens,
+    tree,
     draft,
-    branches,
     path,
-    tested: path.filter(([, code]) => code !== "u").length,
-    last: tokens.find((token) => token.length === 3),
+    tested: path.filter(({ code }) => code !== "u").length,
+    last: tokens.find(({ place }) => !place),
     text: (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join(""),
     written: 1 + before.length,
-    emitted: tokens.filter(isEmitted).length,
-    stays: [0, ...path.map((token) => token[PLACE])],
+    emitted: tokens.filter(({ emitted }) => emitted).length,
+    stays: [0, ...path.map(({ place }) => place)],
   };
 };
 
 /** The text before a round and its tiles. What became of a guess shows from its own test on, those up to `place`. */
-export const tiles = ({ text, draft, branches, path, tested, last }, place) => {
-  const shown = (branches ? path.slice(0, place + 1) : draft).map(([piece, code], at) => {
+export const tiles = ({ text, draft, tree, path, tested, last }, place) => {
+  const shown = (tree ? path.slice(0, place + 1) : draft).map(({ text: piece, code }, at) => {
     const failed = at > tested - 1 && place >= tested - 1;
     const tile = make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(piece));
     if (at === place) tile.classList.add("on");
     return tile;
   });
-  if (last && place >= draft.length) shown.push(make("span", `sd-chip-of tok ${last[1]}`, line(last[0])));
+  if (last && place >= draft.length) shown.push(make("span", `sd-chip-of tok ${last.code}`, line(last.text)));
   return [make("span", "sd-before", line(text)), ...shown];
 };

@@ -1,6 +1,7 @@
 // Shows a race at a pace. Events come in as they are measured, and go to the arena when the clock that is shown reaches
 // them. A race that is still being measured is one whose end is not known yet; of a replay it is known from the start.
 import { kept } from "../assets/page.js";
+import { readEvent } from "./message.js";
 
 const TICK_MS = 40;
 const SLOW_SECONDS = 12; // that the slowest lane takes in slow motion
@@ -54,11 +55,11 @@ export class Show {
     this.opened();
   }
 
-  /** Events that follow those known, {lane: [event, ...]}; the last ones come with the `end`. */
+  /** Events that follow those known, {lane: [event, ...]} as messages hold them; the last ones come with the `end`. */
   add(lanes, end = null) {
     for (const [name, events] of Object.entries(lanes)) {
       this.lanes[name] ??= { events: [], shown: 0 };
-      this.lanes[name].events.push(...events);
+      for (const event of events) this.lanes[name].events.push(readEvent(event));
     }
     if (end) {
       if (this.measures) this.before = performance.now(); // from here on it can be watched
@@ -115,9 +116,9 @@ export class Show {
 
   /** Whether the draft of a round stands already, and the target reads it now. */
   isDrafted(event) {
-    if (!event?.seconds || event.seconds[0] === null) return false;
-    const [draft, , all] = event.seconds;
-    return event.row[1] > 0 && this.time < Infinity && this.time >= event.at - all + draft;
+    if (!event?.seconds || event.seconds.draft === null) return false;
+    const { draft, all } = event.seconds;
+    return event.k > 0 && this.time < Infinity && this.time >= event.at - all + draft;
   }
 
   // --- the pace

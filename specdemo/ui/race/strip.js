@@ -1,6 +1,5 @@
 // The passes of a lane to scale: each is as wide as it took, and so is its draft before it. Above it are its tokens, those
 // of all readers where several share a pass.
-import { isEmitted } from "./tree.js";
 
 const PASS = 9; // px that a pass of the first lane takes
 const WIDEST = 8000; // px of a strip; in a longer race every pass takes less
@@ -80,12 +79,11 @@ export class Strip {
     return this.passes.at(-1)?.to ?? 0;
   }
 
-  take({ row, at, seconds, merged = 1 }, lane) {
+  take({ tokens, at, seconds, merged }, lane) {
     if (!seconds) this.began ??= at; // the first token came with the prompt's pass
     if (!seconds || this.began === null) return;
-    const [, , tokens] = row;
-    const [draft, , all] = seconds.map((one) => (one ?? 0) / merged);
-    const codes = [...tokens].sort((a, b) => isEmitted(b) - isEmitted(a)).map((token) => (isEmitted(token) ? token[1] : "-"));
+    const [draft, all] = [(seconds.draft ?? 0) / merged, seconds.all / merged];
+    const codes = [...tokens].sort((a, b) => b.emitted - a.emitted).map(({ emitted, code }) => (emitted ? code : "-"));
     const place = this.taken.get(lane) ?? 0;
     this.taken.set(lane, place + merged);
     const shared = this.passes[place]; // readers are together from their first pass until their texts end

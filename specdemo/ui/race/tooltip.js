@@ -1,28 +1,28 @@
 // One tooltip for everything: tokens, the legend and the figures; by pointer, touch and keyboard.
 import { KINDS, make, said, share } from "../assets/page.js";
-import { PLACE, isTree, likeliest } from "./tree.js";
+import { likeliest } from "./tree.js";
 
 const ID = "sd-tooltip";
 const MOST_BRANCHES = 8;
 const GAP = 8; // px between a tooltip and what it is about, or the edge of the window
 
 /** Under the match rule, and in a tree, a guess passes if it is `own`, which the target wrote at its place. */
-const matched = ([text, code], own) =>
+const matched = ({ text, code }, own) =>
   ({
     u: ["Target's own draw", "not used", ""],
     a: ["Target's own draw", said(text), "the same token: accepted"],
-  })[code] ?? ["Target's own draw", said(own[0]), `p ${share(own[2])}, another token: rejected`];
+  })[code] ?? ["Target's own draw", said(own.text), `p ${share(own.p)}, another token: rejected`];
 
 /** Rows of [name, value, remark] for a token. */
-export const tokenFacts = ({ token, index, k, rule, own, tried, tokens }) => {
-  const [, code, p, q, draw, place] = token;
+const tokenFacts = ({ token, event: { index, k, tree }, rule, own, tried }) => {
+  const { code, p, q, draw, place } = token;
   const rows = [];
-  if (code === "r" && tried.length === 1) rows.push(["In place of", said(tried[0][0]), "which was drafted"]);
+  if (code === "r" && tried.length === 1) rows.push(["In place of", said(tried[0].text), "which was drafted"]);
   if (index >= 0) rows.push(["Round", String(index + 1), place ? `guess ${place} of ${k}` : ""]);
   rows.push(["Target's probability", share(p), "p"]);
-  if (q === undefined) return rows;
+  if (!place) return rows;
   rows.push(["Drafter's probability", share(q), "q"]);
-  if (rule === "match" || isTree(tokens)) return [...rows, matched(token, own)];
+  if (rule === "match" || tree) return [...rows, matched(token, own)];
   const chance = p === null || q === null ? null : Math.min(1, p / q);
   rows.push(["Chance to pass", share(chance), "min(1, p/q)"]);
   if (code === "u") return [...rows, ["Draw", "not used", ""]];
@@ -31,8 +31,7 @@ export const tokenFacts = ({ token, index, k, rule, own, tried, tokens }) => {
 };
 
 const fillToken = (tip, about) => {
-  const { token, index } = about;
-  const [text, code] = token;
+  const { token: { text, code }, event: { index } } = about;
   const [, name, words] = KINDS.find(([kind]) => kind === code);
   const first = index < 0 ? "The target's first token: reading the prompt gives it." : words;
   const rows = tokenFacts(about).flatMap(([label, value, remark]) => [
@@ -44,11 +43,11 @@ const fillToken = (tip, about) => {
 };
 
 /** The branches of a tree that were tried where a token stands, each with what was drafted after it. */
-const branches = ({ tried, tokens }) => {
-  if (!isTree(tokens) || tried.length < 2) return [];
+const branches = ({ tried, event: { tokens, tree } }) => {
+  if (!tree || tried.length < 2) return [];
   const items = tried.slice(0, MOST_BRANCHES).map((token) => {
-    const branch = token[1] === "a" ? [token] : [token, ...likeliest(tokens, token[PLACE])];
-    return make("li", "", ...branch.map(([text, code]) => make("span", `tok ${code}`, text)));
+    const branch = token.code === "a" ? [token] : [token, ...likeliest(tokens, token.place)];
+    return make("li", "", ...branch.map(({ text, code }) => make("span", `tok ${code}`, text)));
   });
   const more = tried.length - MOST_BRANCHES;
   if (more > 0) items.push(make("li", "", `and ${more} more`));
@@ -108,7 +107,7 @@ export const tooltips = (root) => {
   };
   const about = (node) => {
     for (let at = node; at && at !== root; at = at.parentElement) {
-      if (at.sdWhy || (at.sdToken && at.sdToken.token[1])) return at;
+      if (at.sdWhy || at.sdToken?.token.code) return at;
     }
     return null;
   };

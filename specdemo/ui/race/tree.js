@@ -1,33 +1,28 @@
-// Drafts that branch. A token of a tree has, after its own place, that of the token it follows, see messages.py.
-export const PLACE = 5;
-export const ABOVE = 6;
+// Drafts that branch.
 
-export const isEmitted = ([, code]) => !code || !"xu".includes(code);
-export const isTree = (tokens) => tokens[0]?.length > ABOVE;
 /** The tokens that were drafted after the one of a place, 0 for the text; the likeliest comes first. */
-export const behind = (tokens, place) => tokens.filter((token) => token[ABOVE] === place);
+export const behind = (tokens, place) => tokens.filter(({ after }) => after === place);
 
 /** The likeliest path through a tree, after the token of a place. */
 export const likeliest = (tokens, place = 0) => {
   const [token] = behind(tokens, place);
-  return token ? [token, ...likeliest(tokens, token[PLACE])] : [];
+  return token ? [token, ...likeliest(tokens, token.place)] : [];
 };
 
 /** The emitted tokens of a round, each with those that were drafted for its place and those that are shown above it.
  *  After the end of a text there may be discarded ones that nothing follows. */
-export const walk = (tokens) => {
-  const tree = isTree(tokens);
-  const places = [];
+export const walk = ({ tokens, tree }) => {
+  const steps = [];
   let [place, discarded] = [0, []];
   for (const token of tokens) {
-    if (!isEmitted(token)) {
+    if (!token.emitted) {
       discarded.push(token);
       continue;
     }
     const tried = tree ? behind(tokens, place) : discarded.slice(0, 1);
-    places.push([token, tried, tree ? tried.filter(([, code]) => code === "x") : discarded]);
-    [place, discarded] = [token[PLACE], []];
+    steps.push({ own: token, tried, discarded: tree ? tried.filter(({ code }) => code === "x") : discarded });
+    [place, discarded] = [token.place, []];
   }
-  if (discarded.length && !tree) places.push([null, [], discarded]);
-  return places;
+  if (discarded.length && !tree) steps.push({ own: null, tried: [], discarded });
+  return steps;
 };

@@ -153,7 +153,7 @@ class Replay {
     this.tell();
     this.show.load(data, data.end, () => this.opened());
     this.lane = [this.race.stepped, ...Object.keys(data.lanes)].find((lane) => data.lanes[lane]); // gone through round by round
-    this.rounds = roundsOf(data.lanes[this.lane]);
+    this.rounds = roundsOf(this.show.lanes[this.lane]);
     this.parts.scrub.max = this.end;
     this.ready(true);
     this.jump(0);

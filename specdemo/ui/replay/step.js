@@ -52,7 +52,7 @@ export class Step {
     const { player } = this;
     player.pause();
     if (!player.rounds.length) return player.refuse("This recording has no round to step through.");
-    const drafted = player.rounds.findIndex(({ row }) => row[1]);
+    const drafted = player.rounds.findIndex(({ k }) => k);
     this.open = true;
     this.node.style.minHeight = "";
     this.to(player.current < 0 ? Math.max(drafted, 0) : player.current);
@@ -82,10 +82,10 @@ export class Step {
     player.race.proof.clear(); // at the end of the last round
     this.read(player.rounds[at]);
     parts.title.textContent = `Round ${at + 1} of ${player.rounds.length}`;
-    const [draft, verify] = this.seconds;
+    const { draft, verify } = this.seconds;
     parts.time.textContent = `${this.draft.length ? `drafting ${millis(draft)}, ` : ""}target pass ${millis(verify)}`;
     parts.steps.replaceChildren(...this.steps.map(({ name }) => make("li", "", name)));
-    requestAnimationFrame(() => this.open && this.mark(player.rounds[at].row[0]));
+    requestAnimationFrame(() => this.open && this.mark(player.rounds[at].index));
     this.draw(step < 0 ? this.steps.length - 1 : step);
   }
 
@@ -95,8 +95,8 @@ export class Step {
     const { temperature, rule } = player.data.request.settings;
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
-    Object.assign(this, { seconds, places }, roundOf(player.data.lanes[player.lane], this.at));
-    this.steps = this.branches ? treeSteps(this, this.tokens) : this.chainSteps();
+    Object.assign(this, { seconds, places }, roundOf(player.show.lanes[player.lane], this.at));
+    this.steps = this.tree ? treeSteps(this) : this.chainSteps();
     this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
   }
 
@@ -106,7 +106,7 @@ export class Step {
     for (let place = 0; place < this.tested; place++) {
       steps.push({ name: `test ${place + 1}`, place, draw: () => this.drawTest(place) });
     }
-    const kind = { r: this.greedy || this.matches ? "corrected" : "residual", b: "bonus", t: "target" }[this.last?.[1]];
+    const kind = { r: this.greedy || this.matches ? "corrected" : "residual", b: "bonus", t: "target" }[this.last?.code];
     if (kind) steps.push({ name: kind, place: this.draft.length, draw: () => this.drawLast() });
     return steps;
   }
@@ -115,7 +115,7 @@ export class Step {
   mark(index) {
     const { text, pane } = this.player.race.lanes[this.player.lane].parts;
     for (const node of text.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
-    const first = [...text.querySelectorAll(".tok")].find((token) => token.sdToken.index === index);
+    const first = [...text.querySelectorAll(".tok")].find((token) => token.sdToken.event.index === index);
     if (index < 0 || !first) return;
     const now = first.closest(".sd-rd") || first; // a round without a draft has one token
     now.classList.add("sd-now");
@@ -137,7 +137,7 @@ export class Step {
 
   drawDraft() {
     if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
-    const [draft, verify] = this.seconds;
+    const { draft, verify } = this.seconds;
     return [
       `The drafter guesses ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
         "which computes the probability of every token at each position. Then the guesses are tested from left to right.",
@@ -145,7 +145,7 @@ export class Step {
   }
 
   drawTest(place) {
-    const [text, code, p, q, draw] = this.draft[place];
+    const { text, code, p, q, draw } = this.draft[place];
     const passed = code === "a";
     const behind = this.draft.length - this.tested;
     const lost = passed || !behind ? "" : ` The ${many(behind, "guess", "guesses")} after it ${behind === 1 ? "is" : "are"} discarded untested.`;
@@ -155,11 +155,11 @@ export class Step {
       const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the noise of this position.`;
       const verdict = passed
         ? `the same token, ${equals("p", p)}: it is accepted.`
-        : `${said(this.last[0])}, ${equals("p", this.last[2])}, and not this token, ${equals("p", p)}: it is rejected.`;
+        : `${said(this.last.text)}, ${equals("p", this.last.p)}, and not this token, ${equals("p", p)}: it is rejected.`;
       return [`${head} ${drafter} With the same noise the target draws ${verdict}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
     }
     const rows = this.distribution(place);
-    const bars = rows ? [this.bars(rows, [["p", "target", 1], ["q", "drafter", 2]])] : [];
+    const bars = rows ? [this.bars(rows, [["p", "target", "p"], ["q", "drafter", "q"]])] : [];
     if (this.greedy) {
       const verdict = passed ? "It is, so it passes." : "It is not, so it fails.";
       return [`${head} At temperature 0 a guess passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
@@ -179,7 +179,7 @@ export class Step {
   }
 
   /** How the target comes to a token of its own. */
-  drew([text, , p]) {
+  drew({ text, p }) {
     if (this.greedy) return `the target finds ${said(text)} likeliest`;
     return `the target draws ${said(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, ${equals("p", p)}`;
   }
@@ -187,11 +187,11 @@ export class Step {
   /** The probabilities that it was drawn from, where the recording holds them. */
   drawnFrom(place) {
     if (!place) return [];
-    return [this.matches ? this.arrivals(place, false) : this.bars(this.ranked(place[1]), [["p", "target", 1]])];
+    return [this.matches ? this.arrivals(place, false) : this.bars(this.ranked(place.candidates), [["p", "target", "p"]])];
   }
 
   drawLast() {
-    const [text, code] = this.last;
+    const { text, code } = this.last;
     const place = this.greedy ? null : this.places[this.emitted - 1];
     const lacking = place || this.greedy ? "" : " This recording does not hold the other tokens.";
     if (this.greedy || this.matches || code !== "r") return [`${WHY[code]}: ${this.drew(this.last)}.${lacking}`, ...this.drawnFrom(place)];
@@ -199,15 +199,15 @@ export class Step {
       "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
       `max(0, p − q), scaled up to 1. With the guesses that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
     if (!place) return [words];
-    const [left, candidates] = place;
-    const residual = candidates.map(([piece, p_, q_, mark]) => [piece, left ? Math.max(0, p_ - q_) / left : 0, 0, mark === "g" ? "" : mark]);
-    return [words, this.bars(this.ranked(residual.filter(([, r, , mark]) => r || mark)), [["residual", "residual", 1]])];
+    const left = place.residual;
+    const residual = place.candidates.map(({ text: piece, p, q, mark }) => ({ text: piece, p: left ? Math.max(0, p - q) / left : 0, q: 0, mark: mark === "g" ? "" : mark }));
+    return [words, this.bars(this.ranked(residual.filter(({ p, mark }) => p || mark)), [["residual", "residual", "p"]])];
   }
 
   drawCache() {
-    const newest = (this.last ?? this.path[this.tested - 1])[0];
-    const { rounds, data, lane } = this.player;
-    const { prompt, events } = data.lanes[lane];
+    const newest = (this.last ?? this.path[this.tested - 1]).text;
+    const { rounds, data, show, lane } = this.player;
+    const { prompt } = data.lanes[lane];
     const before = prompt + this.written - 1;
     const read = 1 + this.draft.length;
     const trimmed = read - this.emitted;
@@ -219,9 +219,9 @@ export class Step {
       `${said(newest)} is not in it yet: the next pass reads it first.`;
     const cells = make("div", "sd-cache", make("span", "sd-cell sd-held", `prompt, ${prompt}`));
     if (this.written > 1) cells.append(make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
-    const pending = (this.at ? rounds[this.at - 1] : events[0]).row[2].at(-1); // when the round began
+    const pending = (this.at ? rounds[this.at - 1] : show.lanes[lane].events[0]).tokens.at(-1); // when the round began
     const stays = this.stays.slice(0, this.emitted);
-    [pending, ...this.draft].forEach(([text], at) => {
+    [pending, ...this.draft].forEach(({ text }, at) => {
       const kept = stays.includes(at);
       const cell = make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
       cell.title = kept ? "stays" : "trimmed";
@@ -233,11 +233,11 @@ export class Step {
   // --- tables and bars
 
   /** The first of each exponential race: the target draws the token of the least e / p, the drafter that of the least e / q. */
-  arrivals([, candidates], drafted) {
-    const races = [["The target's draw", "p", 1], ["The drafter's draw", "q", 2]].slice(0, drafted ? 2 : 1);
-    const tables = races.map(([title, letter, column]) => {
-      const times = candidates.filter((row) => row[column] > 0).map((row) => [row[0], row[column], row[4] / row[column]]);
-      const rows = times.toSorted((one, other) => one[2] - other[2]).slice(0, RACED).map(([text, value, time], at) =>
+  arrivals({ candidates }, drafted) {
+    const races = [["The target's draw", "p"], ["The drafter's draw", "q"]].slice(0, drafted ? 2 : 1);
+    const tables = races.map(([title, letter]) => {
+      const times = candidates.map(({ text, e, [letter]: value }) => ({ text, value, time: e / value })).filter(({ value }) => value > 0);
+      const rows = times.toSorted((one, other) => one.time - other.time).slice(0, RACED).map(({ text, value, time }, at) =>
         make("tr", at ? "" : "sd-first", make("td", "", make("code", "", said(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
       );
       const heads = ["token", letter, `e / ${letter}`].map((name) => make("th", "", name));
@@ -246,39 +246,39 @@ export class Step {
     return make("div", "sd-arrivals", ...tables);
   }
 
-  /** Rows [text, p, q, mark] of a place where a guess was tested; null where nothing is known of it. */
+  /** What was possible at a place where a guess was tested; null where nothing is known of it. */
   distribution(place) {
-    const [text, code, p, q] = this.draft[place];
-    if (!this.greedy && this.places[place]) return this.ranked(this.places[place][1]);
+    const { text, code, p, q } = this.draft[place];
+    if (!this.greedy && this.places[place]) return this.ranked(this.places[place].candidates);
     if (p === null || q === null) return null;
-    const own = [text, p, q, "g"];
-    if (this.greedy && code === "x" && this.last) return [own, [this.last[0], 1, 0, "d"]];
+    const own = { text, p, q, mark: "g" };
+    if (this.greedy && code === "x" && this.last) return [own, { text: this.last.text, p: 1, q: 0, mark: "d" }];
     return this.ranked([own]);
   }
 
-  /** The likeliest rows and those that matter here; then one for everything else. */
+  /** The likeliest candidates and those that matter here; then one without a text for everything else. */
   ranked(candidates) {
-    const shown = candidates.toSorted((one, other) => Math.max(other[1], other[2]) - Math.max(one[1], one[2]));
-    const rows = shown.filter(([, , , mark], at) => at < SHOWN || mark);
-    const rest = (column) => Math.max(0, 1 - rows.reduce((sum, row) => sum + row[column], 0));
-    const others = [null, rest(1), candidates.some((row) => row[2]) ? rest(2) : 0, ""];
-    return others[1] > 0.0005 || others[2] > 0.0005 ? [...rows, others] : rows;
+    const shown = candidates.toSorted((one, other) => Math.max(other.p, other.q) - Math.max(one.p, one.q));
+    const kept = shown.filter(({ mark }, at) => at < SHOWN || mark);
+    const rest = (letter) => Math.max(0, 1 - kept.reduce((sum, { [letter]: value }) => sum + value, 0));
+    const others = { text: null, p: rest("p"), q: candidates.some(({ q }) => q) ? rest("q") : 0, mark: "" };
+    return others.p > 0.0005 || others.q > 0.0005 ? [...kept, others] : kept;
   }
 
-  /** Bars for each row, one for each distribution [name, title, column]. */
-  bars(rows, distributions) {
+  /** Bars for each candidate, one for each distribution [name, title, letter]. */
+  bars(candidates, distributions) {
     const key = distributions.map(([name, title]) => make("span", "", make("i", `sd-bar-${name}`), name === title ? title : `${name}, ${title}`));
-    const most = Math.max(...rows.flatMap((row) => distributions.map(([, , column]) => row[column]))) || 1;
-    const lines = rows.map((row) => {
-      const [text, , , mark] = row;
+    const most = Math.max(...candidates.flatMap((candidate) => distributions.map(([, , letter]) => candidate[letter]))) || 1;
+    const lines = candidates.map((candidate) => {
+      const { text, mark } = candidate;
       const label = text === null ? make("span", "sd-dist-others", "all others") : make("code", "", said(text));
       if (mark) label.append(make("small", "", mark === "g" ? "drafted" : this.greedy ? "likeliest" : "drawn"));
-      const bars = distributions.map(([name, , column]) => {
+      const bars = distributions.map(([name, , letter]) => {
         const bar = make("i", `sd-bar-${name}`);
-        bar.style.width = row[column] ? `max(1px, ${(100 * row[column]) / most}%)` : 0;
+        bar.style.width = candidate[letter] ? `max(1px, ${(100 * candidate[letter]) / most}%)` : 0;
         return bar;
       });
-      const numbers = distributions.map(([, , column]) => make("b", "", share(row[column])));
+      const numbers = distributions.map(([, , letter]) => make("b", "", share(candidate[letter])));
       return make("div", `sd-dist-row ${mark ? `sd-mark-${mark}` : ""}`, label, make("span", "sd-dist-bars", ...bars), make("span", "sd-dist-numbers", ...numbers));
     });
     return make("div", "sd-dist", make("p", "sd-dist-key", ...key), ...lines);

@@ -1,6 +1,6 @@
 // The steps of a round whose draft is a tree: the draft, a test at each place of the path, the bonus token.
 import { line, make, many, millis, said, share } from "../assets/page.js";
-import { ABOVE, PLACE, behind, walk } from "../race/tree.js";
+import { behind, walk } from "../race/tree.js";
 
 /** A tree as nested lists. A token and its only child stand on one line, and branches hang under the token that they
  *  follow. `node` draws a token. */
@@ -8,8 +8,8 @@ const lists = (tokens, node, place = 0) => {
   const items = behind(tokens, place).map((first) => {
     const item = make("li");
     for (let token = first, following; token; token = following.length === 1 && following[0]) {
-      following = behind(tokens, token[PLACE]);
-      item.append(following.length < 2 ? node(token) : make("div", "", node(token), lists(tokens, node, token[PLACE])));
+      following = behind(tokens, token.place);
+      item.append(following.length < 2 ? node(token) : make("div", "", node(token), lists(tokens, node, token.place)));
     }
     return item;
   });
@@ -17,33 +17,30 @@ const lists = (tokens, node, place = 0) => {
 };
 
 /** All steps but the last, that of the cache. */
-export const treeSteps = (step, tokens) => {
+export const treeSteps = (step) => {
   const { draft, path, last, places, greedy } = step;
-  const tests = walk(tokens).filter(([, tried]) => tried.length);
+  const tests = walk(step).filter(({ tried }) => tried.length);
   const decided = [0]; // in which test it shows what becomes of a node, by its place; the branches follow their first
-  for (const token of draft) {
-    const above = token[ABOVE];
-    decided.push(decided[above] + (above && draft[above - 1][1] === "a" ? 1 : 0));
-  }
-  const estimates = draft.some(([, , , q]) => q !== null && q !== 1);
-  const resampled = last?.[1] === "r";
+  for (const { after } of draft) decided.push(decided[after] + (after && draft[after - 1].code === "a" ? 1 : 0));
+  const estimates = draft.some(({ q }) => q !== null && q !== 1);
+  const resampled = last?.code === "r";
   // The target's own token follows the path.
-  const grown = last && [...draft, [...last, null, null, -1, path.at(-1)?.[PLACE] ?? 0]];
+  const grown = last && [...draft, { ...last, after: path.at(-1)?.place ?? 0 }];
 
   const tree = (test) => {
     const node = (token) => {
-      const [text, code, p, q, , place] = token;
-      const shown = place < 0 || test >= Math.min(decided[place], tests.length - 1);
+      const { text, code, p, q, place } = token;
+      const shown = !place || test >= Math.min(decided[place], tests.length - 1);
       const chip = make("span", `sd-chip-of tok ${shown ? code : ""}`, line(text));
-      if (tests[test]?.[1].includes(token)) chip.classList.add("on");
-      const numbers = [test >= 0 && !greedy && `p ${share(p)}`, place > 0 && estimates && `q ${share(q)}`];
+      if (tests[test]?.tried.includes(token)) chip.classList.add("on");
+      const numbers = [test >= 0 && !greedy && `p ${share(p)}`, place && estimates && `q ${share(q)}`];
       return make("span", "sd-node", chip, make("small", "", numbers.filter(Boolean).join("\n")));
     };
     return lists(test >= tests.length - (resampled ? 1 : 0) ? grown : draft, node);
   };
 
   const drawDraft = () => {
-    const [drafting, pass] = step.seconds;
+    const { draft: drafting, verify: pass } = step.seconds;
     const sure = estimates ? " q is how sure the drafter is of a token." : "";
     const words =
       `The drafter guesses a tree of ${many(draft.length, "token")} in ${millis(drafting)}: where it is not sure, several for the same place.${sure} ` +
@@ -51,25 +48,25 @@ export const treeSteps = (step, tokens) => {
     return [words, tree(-1)];
   };
   const drawTest = (test) => {
-    const [own, tried] = tests[test];
+    const { own, tried } = tests[test];
     const one = tried.length === 1;
-    const lost = draft.filter(([, code, , , , place]) => code === "u" && decided[place] === test).length;
+    const lost = draft.filter(({ code, place }) => code === "u" && decided[place] === test).length;
     const verdict =
-      own[1] === "a"
+      own.code === "a"
         ? `It is ${one ? "the token" : `one of the ${tried.length} tokens`} drafted there: accepted.`
-        : `It is ${one ? `not ${said(tried[0][0])}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token takes the place.`;
+        : `It is ${one ? `not ${said(tried[0].text)}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token takes the place.`;
     const discarded = lost ? ` ${many(lost, "token")} on the branches that the text leaves here ${lost === 1 ? "is" : "are"} discarded untested.` : "";
-    const words = `After ${test ? said(path[test - 1][0]) : "the text"}, ${step.drew(own)}. ${verdict}${discarded}`;
+    const words = `After ${test ? said(path[test - 1].text) : "the text"}, ${step.drew(own)}. ${verdict}${discarded}`;
     return [words, tree(test), ...step.drawnFrom(places[test])];
   };
   const drawBonus = () => [
-    `Nothing was drafted after ${said(path.at(-1)[0])}, so one more token comes for free: ${step.drew(last)}.`,
+    `Nothing was drafted after ${said(path.at(-1).text)}, so one more token comes for free: ${step.drew(last)}.`,
     tree(tests.length),
     ...step.drawnFrom(places[tests.length]),
   ];
 
   const steps = [{ name: "draft", draw: drawDraft }];
-  tests.forEach(([own], test) => steps.push({ name: `test ${test + 1}`, place: own[1] === "a" ? test : draft.length, draw: () => drawTest(test) }));
-  if (last?.[1] === "b") steps.push({ name: "bonus", place: draft.length, draw: drawBonus });
+  tests.forEach(({ own }, test) => steps.push({ name: `test ${test + 1}`, place: own.code === "a" ? test : draft.length, draw: () => drawTest(test) }));
+  if (last?.code === "b") steps.push({ name: "bonus", place: draft.length, draw: drawBonus });
   return steps;
 };

@@ -1,1 +1,1 @@
-"""What the server does beside Gradio: streams of a run and of the status, the scripts."""
+"""What the server does beside Gradio: streams of a run and of the status, our script and style sheet."""

@@ -1,4 +1,4 @@
-"""The head of the page with our scripts and style sheets, and these as files that browsers keep.
+"""The head of the page with our script and style sheet, and these as files that browsers keep.
 
 The `head` of `launch` would come after Gradio has begun, one by one.
 """
@@ -6,7 +6,6 @@ The `head` of `launch` would come after Gradio has begun, one by one.
 from __future__ import annotations
 
 import gzip
-import json
 from contextlib import nullcontext
 from functools import cache
 from hashlib import sha256
@@ -18,13 +17,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..runs import Runs
+from .joined import script, style
 
-UI = Path(__file__).resolve().parents[1]
-PARTS = "assets/page", "race/race", "replay/replay", "share/share", "watch/watch"
-STYLES = tuple(f"{part}.css" for part in (*PARTS, "lab/lab", "race/stage"))
-TEMPLATES = tuple(f"{part}.html" for part in PARTS)
-MAIN = "main.js"  # imports the other scripts
-EARLY = "early.js"  # stands in the page itself
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 TELLING = "/config", "/gradio_api/info"  # what Gradio makes anew for every program that comes to call
 KEEP = (b"cache-control", b"public, max-age=31536000, immutable")  # what has its content's hash in its name
@@ -33,8 +27,8 @@ KEEP = (b"cache-control", b"public, max-age=31536000, immutable")  # what has it
 class PageHead:
     """Middleware that puts elements at the beginning and at the end of the page's head.
 
-    Serving the page, or telling a program what it is made of, counts as work besides the engine. Browsers would ask for
-    Gradio's hundred files at every visit whether they have changed, as long as these are young.
+    Serving the page, or telling a program what it is made of, counts as work besides the engine. Browsers keep Gradio's
+    hundred files, too: they would ask whether one has changed as long as it is young, and Gradio would send it again.
     """
 
     def __init__(self, app: ASGIApp, first: str, last: str, runs: Runs) -> None:
@@ -62,50 +56,32 @@ class PageHead:
 
 
 @cache
-def sources() -> dict[str, bytes]:
-    """The scripts and style sheets by their paths."""
-    paths = [*(UI / style for style in STYLES), *(path for path in UI.rglob("*.js") if path.name != EARLY)]
-    files = {path.relative_to(UI).as_posix(): path.read_bytes() for path in paths}
-    # Not as elements of the page: Gradio empties the `template` elements that it is given.
-    html = json.dumps("".join((UI / name).read_text(encoding="utf-8") for name in TEMPLATES))
-    files["templates.js"] = f"export const html = {html};\n".encode()
-    return dict(sorted(files.items()))
+def files() -> tuple[str, dict[str, bytes]]:
+    """A name that changes when any of the files does, and the files by their names, packed."""
+    found = {"main.js": script("main.js"), "watch.js": script("watch/watch.js"), "page.css": style()}
+    name = sha256(repr(found).encode()).hexdigest()[:12]
+    return name, {file: gzip.compress(content.encode(), mtime=0) for file, content in found.items()}
 
 
-@cache
-def modules() -> tuple[str, dict[str, bytes]]:
-    """A name that changes when any of the files does, and the files by their paths, packed.
-
-    They refer to each other by relative paths, so the name stands before the paths of all of them.
-    """
-    name = sha256(repr([*sources().items()]).encode()).hexdigest()[:12]
-    return name, {path: gzip.compress(content, mtime=0) for path, content in sources().items()}
+def script_tag(file: str = "main.js") -> str:
+    """For the beginning of the page: scripts of modules run in the order of the page, so ours runs before Gradio's."""
+    return f'<script type="module" src="./modules/{files()[0]}/{file}"></script>'
 
 
-def script_tags() -> str:
-    """For the beginning of the page: scripts of modules run in the order of the page, so ours run before Gradio's."""
-    name, files = modules()
-    early = (UI / "assets" / EARLY).read_text(encoding="utf-8")
-    ahead = [f'<link rel="modulepreload" href="./modules/{name}/{path}">' for path in files if path.endswith(".js")]
-    main = f'<script type="module" src="./modules/{name}/{MAIN}"></script>'
-    return "".join([f"<script>{early}</script>", *ahead, main])
-
-
-def style_tags() -> str:
+def style_tag() -> str:
     """For the end of the page's head: after Gradio's own style sheet."""
-    name, _ = modules()
-    return "".join(f'<link rel="stylesheet" href="./modules/{name}/{style}">' for style in STYLES)
+    return f'<link rel="stylesheet" href="./modules/{files()[0]}/page.css">'
 
 
-def modules_route() -> Route:
-    """`/modules/<name>/<path>`: one of the files. They hold nothing that needs a login."""
+def files_route() -> Route:
+    """`/modules/<name>/<file>`: one of the files. They hold nothing that needs a login."""
 
-    async def module(request: Request) -> Response:
-        name, files = modules()
-        path = request.path_params["path"]
-        if request.path_params["name"] != name or path not in files:
+    async def file(request: Request) -> Response:
+        name, found = files()
+        path = request.path_params["file"]
+        if request.path_params["name"] != name or path not in found:
             return Response(status_code=404)
         headers = {"content-encoding": "gzip", "cache-control": "max-age=31536000, immutable"}
-        return Response(files[path], media_type=TYPES[Path(path).suffix], headers=headers)
+        return Response(found[path], media_type=TYPES[Path(path).suffix], headers=headers)
 
-    return Route("/modules/{name}/{path:path}", module)
+    return Route("/modules/{name}/{file}", file)

@@ -2,7 +2,6 @@
 // It is drawn as it was at any time of the race, so a film is made of the same pictures.
 import * as sd from "../assets/page.js";
 import { drawPass, coloursOf } from "../race/strip.js";
-import { isEmitted } from "../race/tree.js";
 import { isLocal } from "../watch/share.js";
 
 const [LEFT, RIGHT] = [56, 1144]; // px of a picture of 1200 x 630
@@ -17,12 +16,12 @@ const COLOURS = ["page", "ink", "soft", "line", "accent", "a", "r", "b"];
 const laidOut = (brush, events, width) => {
   const placed = [];
   let [line, x] = [0, 0];
-  for (const { at, row } of events) {
-    for (const token of row?.[2].filter(isEmitted) ?? []) {
-      const text = sd.line(token[0]);
+  for (const { at, tokens } of events) {
+    for (const token of tokens.filter(({ emitted }) => emitted)) {
+      const text = sd.line(token.text);
       const wide = brush.measureText(text).width;
       if (x > 0 && x + wide > width) [line, x] = [line + 1, 0];
-      placed.push({ at, code: token[1], text, line, x, wide });
+      placed.push({ at, code: token.code, text, line, x, wide });
       x += wide;
     }
   }

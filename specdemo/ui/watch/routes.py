@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..runs import Runs
 from ..serving.entry import LOOPBACK
-from ..serving.head import modules
+from ..serving.head import script_tag
 from ..serving.stream import KEEP_ALIVE_SECONDS, after, following, is_set, may_see
 from .watches import Watch, Watches
 
@@ -142,7 +142,6 @@ def network_address(address: str, blocks: Any) -> str:
 
 def _page(head: str, sentence: str) -> str:
     """The page of a watcher, or of a sentence on why there is nothing to watch. It is no page of Gradio's."""
-    script = f'<script type="module" src="./modules/{modules()[0]}/watch/watch.js"></script>'
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -151,7 +150,7 @@ def _page(head: str, sentence: str) -> str:
 <meta name="robots" content="noindex">
 <title>specdemo: watching along</title>
 <base href="../">
-{head}{script}
+{head}{script_tag("watch.js")}
 </head>
 <body class="sd-watching">
 <main class="gradio-container">

@@ -1,13 +1,13 @@
 // The dialog in which a page begins to share its races, and stops.
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
-import { session, showDialog } from "../assets/top.js";
+import { showDialog } from "../assets/top.js";
 
 const LOOPBACK = /^(localhost|127\..*|\[::1\])$/; // a browser's names for its own machine
 
 export const isLocal = ({ hostname } = window.location) => LOOPBACK.test(hostname);
 
-const asked = (path, method, query = {}) => fetch(`${sd.address(path)}?${new URLSearchParams({ session, ...query })}`, { method });
+const asked = (path, method, query = {}) => fetch(`${sd.address(path)}?${new URLSearchParams({ session: page.session, ...query })}`, { method });
 
 /** What the page shares is `page.shares`: the token, the link and its picture; null if it shares nothing. */
 export const showSharing = () =>
