@@ -56,10 +56,10 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
 
     def played(request: gr.Request, values: Sequence[Any]) -> Iterator[tuple[RaceRun, str]]:
         """Drafters may be lanes, separated by commas."""
-        asked = dict(zip(names, values, strict=True))
-        if isinstance(asked["drafter"], str) and ":" in asked["drafter"]:
-            asked |= {"drafter": None, "lanes": asked["drafter"].split(",")}
-        return play(request.session_hash, request.client, asked)
+        named = dict(zip(names, values, strict=True))
+        if isinstance(named["drafter"], str) and ":" in named["drafter"]:
+            named |= {"drafter": None, "lanes": named["drafter"].split(",")}
+        return play(request.session_hash, request.client, named)
 
     taken = [
         Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=given[name][1], annotation=given[name][0])

@@ -342,7 +342,7 @@ class Engine:
             if self.status.preset != preset:  # the same, during a download
                 given_up.set()
                 raise EngineTrouble(MEANWHILE)
-            self._tell(preset, "loading", words, fraction)
+            self._report(preset, "loading", words, fraction)
 
         try:
             old, wanted = self._loaded, made_of(self.presets[preset])
@@ -353,7 +353,7 @@ class Engine:
                 self._access.loaded(self._loaded.preset, token)
                 if old is not None and not old.released:
                     old.release()
-            self._tell(
+            self._report(
                 preset, "ready", self._loaded.preset.title, facts=facts(self._loaded), unavailable=self._unavailable()
             )
             return
@@ -363,9 +363,9 @@ class Engine:
             self._loaded = None
         if words:  # without them the load was given up, and a new one may be waiting
             notes = () if self._loaded is None else facts(self._loaded)
-            self._tell(preset, "failed", words, facts=notes)
+            self._report(preset, "failed", words, facts=notes)
 
-    def _tell(self, preset: str, stage: str, words: str, fraction: float | None = None, **more: Any) -> None:
+    def _report(self, preset: str, stage: str, words: str, fraction: float | None = None, **more: Any) -> None:
         with self._starting:
             if self.status.preset == preset:
                 loaded = "" if self._loaded is None or self._loaded.released else self._loaded.preset.name

@@ -76,7 +76,7 @@ class Job:
         try:
             for message in self._play(engine):
                 self.messages.append(message)
-                self._tell()
+                self._wake()
                 yield message
         except Exception as error:
             sentence = engine.sentence(error)
@@ -87,9 +87,9 @@ class Job:
             raise
         finally:
             self.ended.set()
-            self._tell()
+            self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         for follower in (*tuple(self.followers), *tuple(self.watchers)):
             follower()
 

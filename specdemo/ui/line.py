@@ -146,7 +146,7 @@ def _work(event: Any) -> str:
 
 
 def _run_of(event: Any) -> Any:
-    """The id of the run that the page has asked for, see `asking`."""
+    """The id of the run that the page has asked for, see `run_and_stop`."""
     return next(iter(event.data.data), None) if event.data else None
 
 

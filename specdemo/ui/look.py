@@ -11,8 +11,8 @@ from .health import health_routes
 from .mcp import ToolCalls
 from .replay.routes import replay_routes
 from .runs import Runs
-from .serving.entry import RequestGuard
 from .serving.head import PageHead, files_route, script_tag, style_tag
+from .serving.request_guard import RequestGuard
 from .serving.stream import status_route, stream_route
 from .watch.routes import watch_routes
 

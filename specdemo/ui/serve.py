@@ -19,7 +19,7 @@ from .engine import Backend, Engine
 from .look import launch_options
 from .page import build_page
 from .runs import Runs
-from .serving.entry import LOOPBACK
+from .serving.request_guard import LOOPBACK
 
 
 def serve(

@@ -191,7 +191,7 @@ def headline(page: Page) -> str:
 
 def sentence(page: Page) -> str:
     """What the page says of a race: the verdict's sentence, or what stands in the place of a verdict."""
-    told = page.locator("#race [data-part=told]").text_content()
+    told = page.locator("#race [data-part=finding]").text_content()
     return page.locator("#problem p").text_content() or told or headline(page)
 
 

@@ -174,7 +174,7 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
         script.pace = 0.1
         page.fill("#max-new-tokens input", "40")
         run(page)
-        expect(page.locator("#race [data-part=told]")).to_contain_text(telling("1 take"))
+        expect(page.locator("#race [data-part=finding]")).to_contain_text(telling("1 take"))
         expect(page.locator(".sd-badge").first).to_contain_text(telling("Same 1 stopped"))
         expect(page.locator(".sd-again").first).to_be_visible()
         assert 2 < len(tokens_shown(page, PLAIN)) < 20

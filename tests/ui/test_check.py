@@ -67,12 +67,12 @@ def name_models(page: Page, target: str, draft: str = "") -> None:
 
 def said(page: Page) -> str:
     open_tab(page, "Check")
-    return page.locator("#own-said textarea").input_value()
+    return page.locator("#own-message textarea").input_value()
 
 
 def expect_said(page: Page, words: str) -> None:
     open_tab(page, "Check")
-    expect(page.locator("#own-said textarea")).to_have_value(telling(words))
+    expect(page.locator("#own-message textarea")).to_have_value(telling(words))
 
 
 def chosen(page: Page) -> str:

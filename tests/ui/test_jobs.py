@@ -22,12 +22,12 @@ from specdemo.racing.trace import PLAIN, Entry
 from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
-from specdemo.ui.asking import halting
 from specdemo.ui.engine import EngineTrouble, pauses
 from specdemo.ui.facts import facts
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.page import build_page
 from specdemo.ui.race.run import RaceRun
+from specdemo.ui.run_and_stop import halting
 from specdemo.ui.runs import is_local
 from specdemo.ui.serving.stream import _events
 from tests.harness.ui_classes import Engine, Runs

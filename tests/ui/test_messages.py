@@ -58,12 +58,12 @@ def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
 
 
 def test_only_the_reader_of_messages_takes_a_row_apart() -> None:
-    """Everything else names the fields of a token, of a place and of an event, see message.js."""
+    """Everything else names the fields of a token, of a place and of an event, see events.js."""
     row = re.compile(
         r"\b(token|own|last|wrong|guess|candidate|pending|event|place|row)(\?\.)?\[[\w.]*\d"
         r"|\[\w*, code|const \[text\b|\{ row\b[^=]*\) => \w|(event|round|rounds\[\w+\])\.row\b"
     )
-    scripts = [path for path in Path(ui.__file__).parent.rglob("*.js") if path.name != "message.js"]
+    scripts = [path for path in Path(ui.__file__).parent.rglob("*.js") if path.name != "events.js"]
     lines = {path.name: path.read_text(encoding="utf-8").splitlines() for path in scripts}
     assert len(scripts) > 20
     assert [(name, line) for name in lines for line in lines[name] if row.search(line)] == []

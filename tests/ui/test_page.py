@@ -1251,7 +1251,7 @@ def test_a_saved_race_plays_from_a_disk_without_a_network(
     written = (tmp_path / "race.html").read_text(encoding="utf-8")
     assert "onerror" not in written
     alone.goto((tmp_path / "race.html").as_uri())
-    expect(alone.locator(".sd-asked")).to_have_text(HOSTILE)
+    expect(alone.locator(".sd-prompt")).to_have_text(HOSTILE)
     expect(alone.locator(".sd-facts-of")).to_contain_text(telling("saved scripted"))
     alone.get_by_role("button", name="4×", exact=True).click()
     alone.get_by_role("button", name="Play", exact=True).click()
@@ -1426,7 +1426,7 @@ def plays(page: Page, entries: list[Entry], found: str) -> None:
     """The player shows the race of a link."""
     replay = page.locator("#replay")
     expect(replay.locator(".sd-facts-of")).to_contain_text(telling("link measured"))
-    expect(replay.locator(".sd-asked")).to_have_text(HOSTILE)
+    expect(replay.locator(".sd-prompt")).to_have_text(HOSTILE)
     replay.get_by_role("button", name="Play", exact=True).click()
     replay.locator("[data-state=ended]").wait_for()
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
@@ -1594,7 +1594,7 @@ def test_run_again_gives_the_query_of_a_link(page: Page, script: Script) -> None
 
 # Watching along: who sees the races of a page that is shared, and for how long ------------------------------
 
-SAID = ".sd-watch-said"
+SAID = ".sd-watch-state"
 LIVE, OVER, GONE = telling("Watching live"), re.compile("^The .* stopped"), "Nobody link"
 
 
@@ -1853,7 +1853,7 @@ def test_a_watcher_sees_the_race_that_runs_and_the_next_one_until_sharing_ends(
         for prompt in ("one two three", "four five"):
             if script.ended_races:
                 run(page, prompt)
-            expect(other.locator(".sd-asked")).to_have_text(prompt)
+            expect(other.locator(".sd-prompt")).to_have_text(prompt)
             ended.wait_for()
             wait_until(lambda: script.open_races == 0)
             for lane in (PLAIN, SPECULATIVE):

@@ -26,8 +26,8 @@ from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.run import RaceRun
 from specdemo.ui.serving import stream
-from specdemo.ui.serving.entry import RequestGuard
 from specdemo.ui.serving.head import PageHead
+from specdemo.ui.serving.request_guard import RequestGuard
 from tests.harness.ui_classes import Runs
 
 from ..fakes.engine import Script, asked_by_form
@@ -228,7 +228,7 @@ def test_a_silent_run_keeps_its_connection_alive(monkeypatch: pytest.MonkeyPatch
         events = stream._events(run, 0)
         first = [await asyncio.wait_for(anext(events), 10) for _ in range(2)]
         run.messages.append(run.message(status={}))
-        run._tell()
+        run._wake()
         return [*first, await asyncio.wait_for(anext(events), 10)]
 
     *comments, message = in_a_loop_of_its_own(follow())

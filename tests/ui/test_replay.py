@@ -102,7 +102,7 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
         assert end / pace <= time.monotonic() - began < end / pace + 2
         for lane in (PLAIN, SPECULATIVE):
             assert replayed(page, lane) == tokens_of(entries, lane)
-    assert tells(page.locator(f"{REPLAY} [data-part=told]").text_content() or "", "tokens target")
+    assert tells(page.locator(f"{REPLAY} [data-part=finding]").text_content() or "", "tokens target")
     assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("in all")
     assert unloaded.loads == []
 
@@ -168,7 +168,7 @@ def test_rounds_and_times_are_gone_to_forwards_and_backwards(page: Page) -> None
     hide = page.locator(f"{REPLAY} .sd-hide input")
     page.keyboard.press("h")  # not while the scrubber has the keys
     expect(hide).not_to_be_checked()
-    page.locator(".sd-asked").click()
+    page.locator(".sd-prompt").click()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("h")
     expect(hide).to_be_checked()
@@ -308,7 +308,7 @@ def test_whatever_a_file_holds_is_shown_literally(page: Page) -> None:
     page.keyboard.press("t")
     for _ in range(12):
         page.keyboard.press("ArrowLeft")
-    assert page.locator(".sd-asked").inner_text().startswith("<img src=x")
+    assert page.locator(".sd-prompt").inner_text().startswith("<img src=x")
     assert page.locator(f"{REPLAY} :is(.sd-text, .sd-step, .sd-recorded) :is(img, script)").count() == 0
     assert page.evaluate("window.pwned === undefined")
 

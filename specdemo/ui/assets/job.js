@@ -61,7 +61,7 @@ export class Job {
 
   /** What the server answers: the `run` that may join the line, or why there is none. Stop may have been pressed
    *  meanwhile. */
-  told({ run, error }) {
+  receive({ run, error }) {
     if (!this.is("waiting") || this.run) return;
     if (error) return this.over(error, "failed");
     this.follow(run);

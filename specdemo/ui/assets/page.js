@@ -55,7 +55,7 @@ export const share = (value) => (value === null ? "unknown" : value === 0 || val
 export const equals = (name, value) => `${name} = ${share(value)}`.replace("= <", "< ");
 /** What is wrong with a request stands beside the form, which watchers do not have. */
 export const problem = (sentence) => put(document.querySelector("#problem p") ?? {}, sentence);
-export const said = JSON.stringify;
+export const quoted = JSON.stringify;
 export const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
 export const millis = (seconds) => `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;

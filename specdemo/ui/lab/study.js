@@ -11,8 +11,8 @@ class Study extends Job {
   }
 
   words(sentence, more = "", failed = this.is("failed")) {
-    sd.put(this.said, `${sentence} ${more}`.trim());
-    this.said.toggleAttribute("data-failed", failed);
+    sd.put(this.message, `${sentence} ${more}`.trim());
+    this.message.toggleAttribute("data-failed", failed);
   }
 
   apply({ words, share, pictured = 0, end }) {
@@ -39,6 +39,6 @@ export const mountStudy = (element, props, watch, trigger, server) => {
   watch("value", () => {
     const value = JSON.parse(props.value || '{"words": ""}');
     if ("words" in value) study.words(value.words, "", value.failed);
-    else study.told(value);
+    else study.receive(value);
   });
 };

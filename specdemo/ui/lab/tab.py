@@ -26,7 +26,6 @@ from ...studies.profile import Profile
 from ...studies.study import ABLE, EXAMPLE, Study
 from ...studies.sweep import Sweep
 from ...system.allowed import allowed
-from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
 from ..line import QUIET
@@ -35,6 +34,7 @@ from ..race.form import OF_PRESET, OF_SERVER
 from ..race.own_models import add_own_models
 from ..race.own_servers import read_addresses
 from ..race.run import RaceRun
+from ..run_and_stop import halting, wire_job
 from ..runs import Runs
 from ..values import to_json
 from .draw import drawn
@@ -255,7 +255,7 @@ class StudyTab:
             [part.change for part in servers], lambda: gr.update(visible=True), None, self.race_it, **at_once
         )
         chose = self.race_it.click(choose, servers, [self.says, raced], **at_once)
-        chose.success(None, self.says, None, js="(said) => JSON.parse(said).failed || specdemo.showRace()")
+        chose.success(None, self.says, None, js="(news) => JSON.parse(news).failed || specdemo.showRace()")
         return servers
 
     # --- the theory answers at once, and takes numbers from a race

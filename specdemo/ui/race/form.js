@@ -95,10 +95,10 @@ export const nameModel = (preset) => sd.keep(NAMED, JSON.stringify([...new Set([
 const filledFrom = (query, { fields, choices, starting }, values) => {
   const ignored = [];
   const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
-  const asked = fieldsOf(query);
+  const named = fieldsOf(query);
   const filled = fields.map((name, place) => {
     const usual = begun.has(name) ? begun.get(name) : values[place];
-    const text = asked.get(name) ?? null;
+    const text = named.get(name) ?? null;
     if (text === null) return usual;
     if (typeof usual === "boolean") return text === "true";
     const given = typeof usual === "number" ? (text.trim() ? Number(text) : NaN) : text;

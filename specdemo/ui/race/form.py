@@ -74,7 +74,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
-    gr.HTML('<p class="sd-said" role="alert" data-failed></p>', elem_id="problem")
+    gr.HTML('<p class="sd-message" role="alert" data-failed></p>', elem_id="problem")
     with gr.Accordion("Settings", open=False, elem_id="settings") as settings:
         _add_settings(form, presets, chosen, budgets)
     shown = [form[name] for name in IN_SHORT]

@@ -53,7 +53,7 @@ export class Lane {
     return pane.scrollHeight - pane.scrollTop - pane.clientHeight < slack;
   }
 
-  /** An event that is to be shown (see message.js); `ends` says whether it holds the end-of-text token. */
+  /** An event that is to be shown (see events.js); `ends` says whether it holds the end-of-text token. */
   take(event, ends) {
     const { tokens, at, seconds, merged, figures, ofAll } = event;
     if (seconds || !this.passes) {
@@ -148,16 +148,16 @@ export class Lane {
     const newest = tokens.findLast(({ emitted }) => emitted);
     for (const { own, tried, discarded } of walk(event)) {
       const fork = tree ? sd.make("span", "sd-fork") : group;
-      const told = (token) => {
+      const span = (token) => {
         const span = this.piece(token.text, token.code, ends && token === newest);
         span.sdToken = { token, event, rule: this.rule, own, tried };
         return span;
       };
       const [wrong, ...others] = discarded[0]?.code === "x" ? discarded : [null, ...discarded];
-      const ghost = others.length ? [sd.make("span", "sd-ghost", ...others.map(told))] : [];
+      const ghost = others.length ? [sd.make("span", "sd-ghost", ...others.map(span))] : [];
       if (wrong && [wrong, own].some((token) => /^\s/.test(token?.text))) fork.append(sd.make("wbr")); // a line may end before both
-      if (wrong) fork.append(sd.make("span", "sd-pair", sd.make("span", "sd-cut", told(wrong), ...ghost), ...(own ? [told(own)] : [])));
-      else fork.append(...ghost, ...(own ? [told(own)] : []));
+      if (wrong) fork.append(sd.make("span", "sd-pair", sd.make("span", "sd-cut", span(wrong), ...ghost), ...(own ? [span(own)] : [])));
+      else fork.append(...ghost, ...(own ? [span(own)] : []));
       if (tree) group.append(fork);
     }
     for (const { code } of tokens) if (code) this.counts[code] += 1;

@@ -53,8 +53,8 @@ export class Opening {
   }
 
   /** Whoever wants no motion sees the end at once, and on demand all scenes as stills. */
-  play(asked = false) {
-    if (still() && !asked) return this.end();
+  play(wanted = false) {
+    if (still() && !wanted) return this.end();
     this.race.show.rewind();
     this.at = -1;
     this.hold(false);

@@ -50,7 +50,7 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
             elem_id="own-head",
         )
         own.look = gr.Button("What it needs", elem_id="own-check")
-        own.message = gr.Textbox(label="What it needs", visible=False, lines=2, max_lines=14, elem_id="own-said")
+        own.message = gr.Textbox(label="What it needs", visible=False, lines=2, max_lines=14, elem_id="own-message")
         with gr.Row():
             own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
             own.cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")

@@ -105,13 +105,13 @@ export class Race extends Job {
   }
 
   /** Play a recorded race with captions, unless something else has begun before it is here. See `Opening.play`. */
-  async explain(file, asked = false) {
+  async explain(file, wanted = false) {
     const { state } = this;
     const recording = await sd.fetched(`/recordings/${file}`).catch(() => null); // the page can do without
     if (!recording || !this.is(state)) return;
     this.opening?.clear();
     this.opening = new Opening(this, JSON.parse(recording));
-    this.opening.play(asked);
+    this.opening.play(wanted);
   }
 
   legend() {
@@ -124,8 +124,8 @@ export class Race extends Job {
   }
 
   /** The panes of lanes [name, title]; those of several readers lie in blocks with `titles`. */
-  lay(asked, titles = null) {
-    const names = asked.map(([name]) => name);
+  lay(named, titles = null) {
+    const names = named.map(([name]) => name);
     if (names.join() !== Object.keys(this.lanes).join()) {
       this.lanes = Object.fromEntries(names.map((name, at) => [name, new Lane(name, titles ? Number(at >= names.length / 2) : at)]));
       this.wall = titles && new Wall(Object.values(this.lanes), titles);
@@ -133,7 +133,7 @@ export class Race extends Job {
       this.root.toggleAttribute("data-many", !titles && names.length > 2);
       this.root.dataset.readers = this.wall?.readers ?? 1;
     }
-    for (const [name, title] of asked) this.lanes[name].title(title);
+    for (const [name, title] of named) this.lanes[name].title(title);
   }
 
   get drafted() {
@@ -190,7 +190,7 @@ export class Race extends Job {
 
   /** Three figures, each with a sentence for those who point at it, and the verdict's sentence on all. */
   inShort(chips, sentence) {
-    this.parts.told.textContent = sentence;
+    this.parts.finding.textContent = sentence;
     const shown = chips.map(({ name, value, sentence: own }) => {
       const chip = sd.make("span", "sd-fact", sd.make("b", "", value), ` ${name}`);
       return Object.assign(chip, { tabIndex: 0, sdWhy: [`${value} ${name}`, own] });
@@ -200,10 +200,10 @@ export class Race extends Job {
 
   /** What the verdicts rest on, for those who ask. */
   behind(verdicts) {
-    const told = Object.entries(verdicts).filter(([, verdict]) => verdict.numbers.length);
-    const parts = told.flatMap(([lane, { sentence, notes, numbers }]) => {
+    const known = Object.entries(verdicts).filter(([, verdict]) => verdict.numbers.length);
+    const parts = known.flatMap(([lane, { sentence, notes, numbers }]) => {
       const list = sd.make("dl", "", ...numbers.flatMap(([name, value]) => [sd.make("dt", "", name), sd.make("dd", "", value)]));
-      const words = told.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
+      const words = known.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
       return [...words.map((text) => sd.make("p", "", text)), list];
     });
     this.parts.numbers.replaceChildren(...parts);
@@ -393,5 +393,5 @@ export const mountRace = (element, props, watch, trigger, server) => {
   page.race ??= new Race(element.firstElementChild, trigger, server);
   Object.assign(page.race, { trigger, server, home: element, recording: props.recording, attract: props.attract });
   page.race.lookAt(page.race.root);
-  watch("value", () => page.race.told(JSON.parse(props.value)));
+  watch("value", () => page.race.receive(JSON.parse(props.value)));
 };

@@ -1,7 +1,7 @@
 // Shows a race at a pace. Events come in as they are measured, and go to the arena when the clock that is shown reaches
 // them. A race that is still being measured is one whose end is not known yet; of a replay it is known from the start.
 import { kept } from "../assets/page.js";
-import { readEvent } from "./message.js";
+import { readEvent } from "./events.js";
 
 const TICK_MS = 40;
 const SLOW_SECONDS = 12; // that the slowest lane takes in slow motion

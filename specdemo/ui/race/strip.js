@@ -64,12 +64,12 @@ export class Strip {
     new ResizeObserver(() => {
       if (node.clientHeight === this.height) return;
       Object.assign(this, { height: node.clientHeight, scale: null });
-      this.draw(this.asked);
+      this.draw(this.wanted);
     }).observe(node);
   }
 
   clear() {
-    Object.assign(this, { passes: [], taken: new Map(), drawn: 0, scale: null, asked: null, began: null });
+    Object.assign(this, { passes: [], taken: new Map(), drawn: 0, scale: null, wanted: null, began: null });
     this.canvas.width = 0;
     this.canvas.style.width = "0";
   }
@@ -102,7 +102,7 @@ export class Strip {
 
   /** Draw what is new, at the scale of all lanes. */
   draw(scale) {
-    this.asked = scale;
+    this.wanted = scale;
     if (!scale || !this.height) return;
     const { canvas, passes } = this;
     const dots = window.devicePixelRatio || 1;

@@ -14,12 +14,12 @@ import gradio as gr
 from ...drafters.names import DRAFTERS
 from ...errors import BadInput
 from ...settings import one_of
-from ..asking import halting, wire_job
 from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..line import MODEL, QUIET
 from ..part import Part
+from ..run_and_stop import halting, wire_job
 from ..runs import Runs
 from .form import FIELDS, MORE_LANES, OF_PRESET, OF_SERVER, STARTING, add_form, begin_with, describe, of_link, read_form
 from .own_servers import read_servers

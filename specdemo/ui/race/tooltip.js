@@ -1,5 +1,5 @@
 // One tooltip for everything: tokens, the legend and the figures; by pointer, touch and keyboard.
-import { KINDS, make, said, share } from "../assets/page.js";
+import { KINDS, make, quoted, share } from "../assets/page.js";
 import { likeliest } from "./tree.js";
 
 const ID = "sd-tooltip";
@@ -10,14 +10,14 @@ const GAP = 8; // px between a tooltip and what it is about, or the edge of the 
 const matched = ({ text, code }, own) =>
   ({
     u: ["Target's own draw", "not used", ""],
-    a: ["Target's own draw", said(text), "the same token: accepted"],
-  })[code] ?? ["Target's own draw", said(own.text), `p ${share(own.p)}, another token: rejected`];
+    a: ["Target's own draw", quoted(text), "the same token: accepted"],
+  })[code] ?? ["Target's own draw", quoted(own.text), `p ${share(own.p)}, another token: rejected`];
 
 /** Rows of [name, value, remark] for a token. */
 const tokenFacts = ({ token, event: { index, k, tree }, rule, own, tried }) => {
   const { code, p, q, draw, place } = token;
   const rows = [];
-  if (code === "r" && tried.length === 1) rows.push(["In place of", said(tried[0].text), "which was drafted"]);
+  if (code === "r" && tried.length === 1) rows.push(["In place of", quoted(tried[0].text), "which was drafted"]);
   if (index >= 0) rows.push(["Round", String(index + 1), place ? `guess ${place} of ${k}` : ""]);
   rows.push(["Target's probability", share(p), "p"]);
   if (!place) return rows;
@@ -38,7 +38,7 @@ const fillToken = (tip, about) => {
     make("dt", "", label),
     make("dd", "", value, ...(remark ? [make("small", "", remark)] : [])),
   ]);
-  const head = make("p", "sd-tip-head", make("span", `tok ${code}`, name), make("code", "", said(text)));
+  const head = make("p", "sd-tip-head", make("span", `tok ${code}`, name), make("code", "", quoted(text)));
   tip.replaceChildren(head, make("p", "", first), make("dl", "", ...rows), ...branches(about));
 };
 

@@ -4,10 +4,10 @@ import { Strip } from "./strip.js";
 
 /** The names of the drafted lanes, of all `lanes` of a race those after the first, and their titles. */
 export const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
-  const asked = [{ drafter, ...settings }, ...more];
+  const drafting = [{ drafter, ...settings }, ...more];
   const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
   if (lanes.length <= 2) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
-  return lanes.slice(1).map((name, at) => [name, asked[at] ? `${asked[at].drafter}, ${sd.draftSize(asked[at])}` : name]);
+  return lanes.slice(1).map((name, at) => [name, drafting[at] ? `${drafting[at].drafter}, ${sd.draftSize(drafting[at])}` : name]);
 };
 
 /** What is asked of several readers, see request.py: the lanes [name, title] and the titles of the blocks. */

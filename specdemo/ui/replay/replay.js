@@ -150,7 +150,7 @@ class Replay {
     this.step.close();
     this.data = data;
     this.chosen = this.which.value;
-    this.tell();
+    this.describe();
     this.show.load(data, data.end, () => this.opened());
     this.lane = [this.race.stepped, ...Object.keys(data.lanes)].find((lane) => data.lanes[lane]); // gone through round by round
     this.rounds = roundsOf(this.show.lanes[this.lane]);
@@ -168,10 +168,10 @@ class Replay {
     this.step.show();
   }
 
-  tell() {
+  describe() {
     const { request, facts, kind, note } = this.data;
     const { temperature } = request.settings;
-    this.parts.asked.textContent = request.prompt.trim();
+    this.parts.prompt.textContent = request.prompt.trim();
     const { dtype, weights_dtype: weights, device_name: device, cores } = facts;
     const stored = weights && weights !== dtype && `${weights} weights`;
     const where = [request.preset, dtype, stored, device, cores && `${cores} cores`];
@@ -188,11 +188,11 @@ class Replay {
   /** The clock of the show has moved. */
   moved() {
     const { time } = this.show;
-    const { scrub, play, time: told } = this.parts;
+    const { scrub, play, time: clock } = this.parts;
     scrub.value = time;
     const words = `${time.toFixed(2)} of ${this.end.toFixed(2)} s`;
     scrub.setAttribute("aria-valuetext", words);
-    sd.put(told, words);
+    sd.put(clock, words);
     if (this.show.playing && !this.root.offsetParent) this.pause();
     play.textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
     this.tellHow();

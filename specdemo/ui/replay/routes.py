@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ...models.presets import DEFAULT_PRESET
 from ...racing.trace import read_trace, trace_lines
-from ..serving.entry import REPLAYS
+from ..serving.request_guard import REPLAYS
 from ..serving.stream import may_see
 from ..values import to_json
 from .opening import MAX_TRACE, NOT_OPENED, OPENING_SECONDS, TOO_LARGE, opened

@@ -1,6 +1,6 @@
 // Step through: one round of a recording, slowed down to its single decisions.
 import * as sd from "../assets/page.js";
-import { equals, line, make, many, millis, said, share } from "../assets/page.js";
+import { equals, line, make, many, millis, quoted, share } from "../assets/page.js";
 import { roundOf, tiles } from "../race/round.js";
 import { treeSteps } from "./tree_steps.js";
 
@@ -149,13 +149,13 @@ export class Step {
     const passed = code === "a";
     const behind = this.draft.length - this.tested;
     const lost = passed || !behind ? "" : ` The ${many(behind, "guess", "guesses")} after it ${behind === 1 ? "is" : "are"} discarded untested.`;
-    const head = `Guess ${place + 1} is ${said(text)}.`;
+    const head = `Guess ${place + 1} is ${quoted(text)}.`;
     const known = this.places[place];
     if (this.matches) {
       const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the noise of this position.`;
       const verdict = passed
         ? `the same token, ${equals("p", p)}: it is accepted.`
-        : `${said(this.last.text)}, ${equals("p", this.last.p)}, and not this token, ${equals("p", p)}: it is rejected.`;
+        : `${quoted(this.last.text)}, ${equals("p", this.last.p)}, and not this token, ${equals("p", p)}: it is rejected.`;
       return [`${head} ${drafter} With the same noise the target draws ${verdict}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
     }
     const rows = this.distribution(place);
@@ -180,8 +180,8 @@ export class Step {
 
   /** How the target comes to a token of its own. */
   drew({ text, p }) {
-    if (this.greedy) return `the target finds ${said(text)} likeliest`;
-    return `the target draws ${said(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, ${equals("p", p)}`;
+    if (this.greedy) return `the target finds ${quoted(text)} likeliest`;
+    return `the target draws ${quoted(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, ${equals("p", p)}`;
   }
 
   /** The probabilities that it was drawn from, where the recording holds them. */
@@ -197,7 +197,7 @@ export class Step {
     if (this.greedy || this.matches || code !== "r") return [`${WHY[code]}: ${this.drew(this.last)}.${lacking}`, ...this.drawnFrom(place)];
     const words =
       "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
-      `max(0, p − q), scaled up to 1. With the guesses that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
+      `max(0, p − q), scaled up to 1. With the guesses that pass, this gives every token exactly its p. Drawn: ${quoted(text)}.${lacking}`;
     if (!place) return [words];
     const left = place.residual;
     const residual = place.candidates.map(({ text: piece, p, q, mark }) => ({ text: piece, p: left ? Math.max(0, p - q) / left : 0, q: 0, mark: mark === "g" ? "" : mark }));
@@ -216,7 +216,7 @@ export class Step {
     const words =
       `The target keeps a cache with one entry for each token it has read. This pass read the last token written${also}, ` +
       `so the cache grew from ${before} to ${many(before + read, "entry", "entries")}. ${end} ` +
-      `${said(newest)} is not in it yet: the next pass reads it first.`;
+      `${quoted(newest)} is not in it yet: the next pass reads it first.`;
     const cells = make("div", "sd-cache", make("span", "sd-cell sd-held", `prompt, ${prompt}`));
     if (this.written > 1) cells.append(make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
     const pending = (this.at ? rounds[this.at - 1] : show.lanes[lane].events[0]).tokens.at(-1); // when the round began
@@ -238,7 +238,7 @@ export class Step {
     const tables = races.map(([title, letter]) => {
       const times = candidates.map(({ text, e, [letter]: value }) => ({ text, value, time: e / value })).filter(({ value }) => value > 0);
       const rows = times.toSorted((one, other) => one.time - other.time).slice(0, RACED).map(({ text, value, time }, at) =>
-        make("tr", at ? "" : "sd-first", make("td", "", make("code", "", said(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
+        make("tr", at ? "" : "sd-first", make("td", "", make("code", "", quoted(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
       );
       const heads = ["token", letter, `e / ${letter}`].map((name) => make("th", "", name));
       return make("table", "", make("caption", "", `${title}: the smallest e / ${letter}`), make("tr", "", ...heads), ...rows);
@@ -271,7 +271,7 @@ export class Step {
     const most = Math.max(...candidates.flatMap((candidate) => distributions.map(([, , letter]) => candidate[letter]))) || 1;
     const lines = candidates.map((candidate) => {
       const { text, mark } = candidate;
-      const label = text === null ? make("span", "sd-dist-others", "all others") : make("code", "", said(text));
+      const label = text === null ? make("span", "sd-dist-others", "all others") : make("code", "", quoted(text));
       if (mark) label.append(make("small", "", mark === "g" ? "drafted" : this.greedy ? "likeliest" : "drawn"));
       const bars = distributions.map(([name, , letter]) => {
         const bar = make("i", `sd-bar-${name}`);

@@ -1,5 +1,5 @@
 // The steps of a round whose draft is a tree: the draft, a test at each place of the path, the bonus token.
-import { line, make, many, millis, said, share } from "../assets/page.js";
+import { line, make, many, millis, quoted, share } from "../assets/page.js";
 import { behind, walk } from "../race/tree.js";
 
 /** A tree as nested lists. A token and its only child stand on one line, and branches hang under the token that they
@@ -54,13 +54,13 @@ export const treeSteps = (step) => {
     const verdict =
       own.code === "a"
         ? `It is ${one ? "the token" : `one of the ${tried.length} tokens`} drafted there: accepted.`
-        : `It is ${one ? `not ${said(tried[0].text)}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token takes the place.`;
+        : `It is ${one ? `not ${quoted(tried[0].text)}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token takes the place.`;
     const discarded = lost ? ` ${many(lost, "token")} on the branches that the text leaves here ${lost === 1 ? "is" : "are"} discarded untested.` : "";
-    const words = `After ${test ? said(path[test - 1].text) : "the text"}, ${step.drew(own)}. ${verdict}${discarded}`;
+    const words = `After ${test ? quoted(path[test - 1].text) : "the text"}, ${step.drew(own)}. ${verdict}${discarded}`;
     return [words, tree(test), ...step.drawnFrom(places[test])];
   };
   const drawBonus = () => [
-    `Nothing was drafted after ${said(path.at(-1).text)}, so one more token comes for free: ${step.drew(last)}.`,
+    `Nothing was drafted after ${quoted(path.at(-1).text)}, so one more token comes for free: ${step.drew(last)}.`,
     tree(tests.length),
     ...step.drawnFrom(places[tests.length]),
   ];

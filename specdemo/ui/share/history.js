@@ -40,8 +40,8 @@ export class History {
       others.length > 0 && `${others.length + 1} readers`,
       `temperature ${settings.temperature}`,
     ];
-    const told = { prompt: line.slice(0, LONGEST_PROMPT), preset, drafter, how: how.filter(Boolean).join(", ") };
-    const race = { when: Date.now(), ...told, ratio, exact: exactness.title, query };
+    const kept = { prompt: line.slice(0, LONGEST_PROMPT), preset, drafter, how: how.filter(Boolean).join(", ") };
+    const race = { when: Date.now(), ...kept, ratio, exact: exactness.title, query };
     this.put([race, ...read()].slice(0, MOST));
   }
 
@@ -65,13 +65,13 @@ export class History {
     const time = new Date(when).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
     const again = sd.button("sd-button sd-run-again", "Run again", () => this.again(String(query)));
     Object.assign(again, { hidden: !query, title: "Fills in the form" });
-    const told = [["sd-when", time], ["sd-mine-prompt", prompt], ["sd-mine-how", `${preset}: ${how}`], ["sd-mine-exact", exact]];
+    const cells = [["sd-when", time], ["sd-mine-prompt", prompt], ["sd-mine-how", `${preset}: ${how}`], ["sd-mine-exact", exact]];
     return sd.make(
       "li",
       "",
       sd.make("b", "", Number(ratio) ? `${Number(ratio).toFixed(2)}×` : "–"),
       sd.make("span", "sd-mine-bar", bar),
-      ...told.map(([name, text]) => sd.make("span", name, String(text))),
+      ...cells.map(([name, text]) => sd.make("span", name, String(text))),
       again,
     );
   }

@@ -60,8 +60,8 @@ export class Picture {
       facts: [...this.settings(request, race), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
-    const told = [this.ratio && `${sd.times(this.ratio)} ${sd.inAll(this.inAll)}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
-    this.canvas.setAttribute("aria-label", `${told.filter(Boolean).join(". ")}.`);
+    const facts = [this.ratio && `${sd.times(this.ratio)} ${sd.inAll(this.inAll)}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
+    this.canvas.setAttribute("aria-label", `${facts.filter(Boolean).join(". ")}.`);
   }
 
   /** Two lines: the model with its drafter, which of several lanes is the one that is drawn, and the settings. */
@@ -126,10 +126,10 @@ export class Picture {
     const { brush } = this;
     const done = strip.passes.filter(({ to }) => to <= time);
     const seconds = strip.began + Math.min(time, strip.end);
-    const told = `${sd.many(this.tokens({ strip, placed }, time), "token")} in ${sd.many(done.length + 1, "pass", "passes")}, ${seconds.toFixed(2)} s in all`;
+    const words = `${sd.many(this.tokens({ strip, placed }, time), "token")} in ${sd.many(done.length + 1, "pass", "passes")}, ${seconds.toFixed(2)} s in all`;
     this.font(24);
-    const left = RIGHT - brush.measureText(told).width;
-    this.write(told, left, top, { colour: "soft" });
+    const left = RIGHT - brush.measureText(words).width;
+    this.write(words, left, top, { colour: "soft" });
     this.write(title, LEFT, top, { weight: 700, right: left - 30 });
     brush.save();
     brush.translate(LEFT, top + 10);

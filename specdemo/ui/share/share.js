@@ -43,7 +43,7 @@ class Share {
     const events = Object.values(race.show.lanes).flatMap(({ events }) => events);
     const [over, recorded] = [Boolean(race.result), race.is("opened")];
     this.parts.none.hidden = over;
-    this.parts.said.textContent = "";
+    this.parts.message.textContent = "";
     for (const name of PICTURES) this.parts[name].hidden = !over;
     for (const name of KEPT) this.parts[name].hidden = !over || recorded;
     if (over) {
@@ -58,7 +58,7 @@ class Share {
   /** What the server still has of the race; it says so if there is nothing. */
   async kept(answer, use) {
     const found = await answer(page.race.traceRun);
-    this.parts.said.textContent = found ? "" : found === null ? GONE : sd.UNREACHABLE;
+    this.parts.message.textContent = found ? "" : found === null ? GONE : sd.UNREACHABLE;
     return found && use(found);
   }
 

@@ -17,8 +17,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..runs import Runs
-from ..serving.entry import LOOPBACK
 from ..serving.head import script_tag
+from ..serving.request_guard import LOOPBACK
 from ..serving.stream import KEEP_ALIVE_SECONDS, after, following, is_set, may_see
 from .watches import Watch, Watches
 
@@ -156,7 +156,7 @@ def _page(head: str, sentence: str) -> str:
 <main class="gradio-container">
 <header class="sd-top">
 <h1 class="sd-brand">spec<b>demo</b></h1>
-<p class="sd-watch-said" role="status">{escape(sentence)}</p>
+<p class="sd-watch-state" role="status">{escape(sentence)}</p>
 </header>
 </main>
 </body>

@@ -7,7 +7,7 @@ const LOOPBACK = /^(localhost|127\..*|\[::1\])$/; // a browser's names for its o
 
 export const isLocal = ({ hostname } = window.location) => LOOPBACK.test(hostname);
 
-const asked = (path, method, query = {}) => fetch(`${sd.address(path)}?${new URLSearchParams({ session: page.session, ...query })}`, { method });
+const request = (path, method, query = {}) => fetch(`${sd.address(path)}?${new URLSearchParams({ session: page.session, ...query })}`, { method });
 
 /** What the page shares is `page.shares`: the token, the link and its picture; null if it shares nothing. */
 export const showSharing = () =>
@@ -15,7 +15,7 @@ export const showSharing = () =>
     const parts = sd.parts(dialog);
     const show = (shares, error = "") => {
       page.shares = shares;
-      parts.said.textContent = error;
+      parts.message.textContent = error;
       parts.shared.hidden = parts.stop.hidden = !shares;
       parts.share.hidden = Boolean(shares);
       page.race.parts.watch.textContent = shares ? "Sharing" : "Watch along";
@@ -27,13 +27,13 @@ export const showSharing = () =>
       parts.picture.src = shares.picture;
     };
     const share = async () => {
-      const answer = await asked("/watches", "POST", { address: window.location.origin + sd.address("/watch/") });
+      const answer = await request("/watches", "POST", { address: window.location.origin + sd.address("/watch/") });
       const { error, ...shares } = await answer.json();
       if (error) show(null, error);
       else show(shares);
     };
     const stop = async () => {
-      await asked(`/watches/${page.shares.token}`, "DELETE");
+      await request(`/watches/${page.shares.token}`, "DELETE");
       show(null);
     };
     const unreachable = () => show(page.shares, sd.UNREACHABLE);

@@ -14,7 +14,7 @@ class Watched extends Race {
   constructor(element, header) {
     super(element, () => {}, null);
     this.header = header;
-    this.prompt = Object.assign(sd.make("p", "sd-asked"), { tabIndex: 0 }); // a long one scrolls
+    this.prompt = Object.assign(sd.make("p", "sd-prompt"), { tabIndex: 0 }); // a long one scrolls
     this.parts.front.before(this.prompt);
     this.parts.pace.value = this.show.pace = sd.kept(PACE) ?? (still() ? "once" : "real");
     this.words("Waiting for a race.", "It is shown here as soon as the sender presses Run.");
@@ -33,27 +33,27 @@ class Watched extends Race {
   /** The rounds of others are not stepped through here. */
   openRound() {}
 
-  lay(...asked) {
-    super.lay(...asked);
+  lay(...lanes) {
+    super.lay(...lanes);
     for (const { strip } of Object.values(this.lanes)) strip.node.sdWhy = PASSES;
   }
 
-  tell(words, live) {
+  showState(words, live) {
     sd.put(this.header, words);
     this.header.toggleAttribute("data-live", live);
   }
 
   follow(token) {
     const source = new EventSource(`./watched/${token}`);
-    source.onopen = () => this.tell("Watching along, live", true);
+    source.onopen = () => this.showState("Watching along, live", true);
     source.onmessage = ({ data }) => this.apply(JSON.parse(data));
     source.addEventListener("ended", () => {
       source.close();
-      this.tell(ENDED, false);
+      this.showState(ENDED, false);
       if (this.is("loading", "running")) this.over(ENDED);
     });
     source.onerror = () => {
-      this.tell("The connection is lost. Trying again.", false);
+      this.showState("The connection is lost. Trying again.", false);
       if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), RELOAD_MS); // the page then says why
     };
   }
@@ -61,7 +61,7 @@ class Watched extends Race {
 
 page.showStatus = () => {}; // nothing here shows the sender's model
 document.body.classList.toggle("dark", isDark());
-const header = document.querySelector(".sd-watch-said");
+const header = document.querySelector(".sd-watch-state");
 if (!header.textContent) {
   // or there is nothing to watch, and it says why
   const arena = sd.make("div", "sd-watched");
