@@ -1270,7 +1270,7 @@ def test_two_thousand_tokens_in_real_time_end_when_they_are_measured(
     late = page.evaluate("window.at.ended - window.measured")
     print(f"{2000 / (script.ended_at - script.began_at):.0f} tokens/s, late by {late:.0f} ms")
     assert script.ended_at - script.began_at < 6
-    assert 0 <= late < 300
+    assert 0 <= late < 1000
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
