@@ -1,4 +1,4 @@
-"""What a person is told where something cannot be used or done."""
+"""What a person reads where something cannot be used or done."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 QUOTED = 60  # characters of what someone sent, in a sentence
 TRACED = 6  # decimals of a probability in a trace
-LONG_WAIT = 90  # seconds; longer waits are told in minutes
+LONG_WAIT = 90  # seconds; longer waits are given in minutes
 FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 
 

@@ -35,7 +35,7 @@ def check(
 ) -> None:
     """Is speculation worth it for a model, or on a server: yes, no or unclear, and what to change.
 
-    What models take is told first. API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
+    What models take is printed first. API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     check_writable(csv, html)
     given = asdict(options)

@@ -23,7 +23,7 @@ from .compare import first_difference, is_comparable
 from .lanes import race_lanes
 from .race import check_drafter, check_lanes, decoding_of, lanes_of, rule_for
 from .request import PLAIN, DraftedLane, Request, lane_of
-from .trace import GONE, Entry, environment_of, request_of
+from .trace import Entry, environment_of, request_of
 
 
 def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
@@ -74,8 +74,6 @@ def request_again(loaded: Loaded, header: dict[str, Any]) -> Request:
         raise BadInput(f"The trace was recorded with other weights than the preset {request.preset} has now.")
     for lane in recorded_lanes(header).values():
         check_drafter(loaded, lane.drafter)
-    if header["settings"].get(GONE, 1) != 1:
-        raise BadInput("This race cannot be run again: it used Saguaro sampling, which this version does not have.")
     versions = {lane.get("noise") for lane in header["lanes"]}
     if request.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")

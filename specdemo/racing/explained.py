@@ -31,7 +31,7 @@ class Guess(NamedTuple):
 
     @property
     def least(self) -> float | None:
-        """Below this a number passes that rejection sampling draws; None if it was not told."""
+        """Below this a number passes that rejection sampling draws; None if unknown."""
         p, q = self.token.p, self.token.q
         return None if self.token.draw is None or p is None or not q else min(1.0, p / q)
 

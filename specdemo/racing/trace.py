@@ -38,7 +38,6 @@ MAX_TEXT = 1_000  # characters of one token
 MAX_CANDIDATES = 32  # of one position
 MAX_REASON = 200  # characters of an error message, which may quote the trace
 MOST = 10**9  # the largest count, and the longest time in seconds
-GONE = "saguaro"  # a setting of older versions, which changed the drafts where it was not 1
 PREFILL, ENDED = -1, -2  # the state of a lane before its round 0 and after its last
 UNEVEN = "the text has one string for each token"
 
@@ -182,7 +181,6 @@ def request_of(header: dict[str, Any]) -> Request:
         if not all(isinstance(text, str) for text in (prompt, preset, drafter)):
             raise ValueError("prompt, preset and drafter are texts")
         stated = {"rule": REJECTION, **header["settings"]}  # older ones name none
-        stated.pop(GONE, None)
         settings = Settings(**{**stated, "stop": tuple(stated.get("stop", ()))})
         raw, isolated = header.get("raw") is True, header.get("isolated") is True
         return Request(prompt, preset, drafter, settings, raw, isolated, others=_others(header))

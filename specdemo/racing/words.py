@@ -203,7 +203,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
         "bonus": (
             lambda t: t.kind is TokenKind.BONUS,
-            "All guesses passed. The same pass also told what comes after them, so this token is free.",
+            "All guesses passed. The same pass also computed what comes after them, so this token is free.",
         ),
         "target": (
             lambda t: t.kind is TokenKind.TARGET,

@@ -130,8 +130,8 @@ class LlamaCpp:
         report.rounds = None if merged else rounds
         if merged:
             report.notes.append(
-                "Some rounds ended inside a character, and the server told of them together with the next: what was "
-                "drafted in each of them is unknown."
+                "Some rounds ended inside a character, and the server reported them with the next: what was drafted "
+                "in each of them is unknown."
             )
         report.check(before, self.counters, tokens)
 

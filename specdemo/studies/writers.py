@@ -94,7 +94,7 @@ def server_writer(opened: ExitStack, address: str, key: str | None = None) -> Se
 
 
 def _of_server(events: Sequence[Event], tokens: Sequence[Token], report: ServerReport) -> Text:
-    """Where the rounds of a stream cannot be told apart, the server's totals are taken."""
+    """Where the rounds of a stream cannot be separated, the server's totals are taken."""
     found = _of_events(events, tokens, report.notes)
     if found.drafted is not None:
         return found

@@ -55,10 +55,7 @@ class Line(Queue):
     """
 
     def __init__(self, engine: Engine, blocks: gr.Blocks) -> None:
-        """
-        Raises:
-            BadInput: this version of Gradio keeps its queue otherwise.
-        """
+        """Refuses a version of Gradio that keeps its queue otherwise."""
         super().__init__(True, blocks.max_threads, 1, MAX_OF_ALL, blocks)
         if missing := [name for name in (*KEPT, *DONE) if not hasattr(self, name)]:
             raise BadInput(

@@ -19,7 +19,7 @@ from specdemo.racing.again import again, differences, other_environment
 from specdemo.racing.race import race
 from specdemo.racing.request import Request
 from specdemo.racing.summary import trace_header
-from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, request_of, write_trace
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Entry, read_trace, write_trace
 from specdemo.settings import AUTO, REJECTION, Settings
 from tests.harness.classes import DraftLengthController, Loaded
 from tests.harness.toys import DRAFTER_NAMES
@@ -115,18 +115,6 @@ def test_an_old_trace_is_run_again_where_it_tells_enough(loaded: Loaded) -> None
                 list(again(loaded, older, recorded))
         else:
             assert same_again(loaded, older, recorded)
-
-
-def test_of_a_trace_with_saguaro_sampling_the_drafts_cannot_be_drawn_again(loaded: Loaded) -> None:
-    header, recorded = traced(loaded, "draft-model", ASKED[2])
-    for factor in (1.0, 0.5):
-        older = {**header, "settings": {**header["settings"], "saguaro": factor}}
-        assert request_of(older) == request_of(header)
-        if factor == 1:
-            assert same_again(loaded, older, recorded)
-        else:
-            with refuses(BadInput, "Saguaro"):
-                list(again(loaded, older, recorded))
 
 
 def test_lanes_that_followed_each_other_do_so_again(loaded: Loaded) -> None:

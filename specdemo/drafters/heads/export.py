@@ -21,7 +21,7 @@ from .published_shape import CONFIG, FULL, SLIDING
 from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
 VERSION = "0.5.0"  # of the library that defines these configurations
-DRAFTED = 4  # tokens that an engine drafts in a round unless it is told
+DRAFTED = 4  # tokens that an engine drafts in a round unless its command says otherwise
 ARCHITECTURES = {
     "eagle3": "Eagle3Speculator",
     "dflash": "DFlashSpeculator",

@@ -30,7 +30,7 @@ class Study extends Job {
   }
 }
 
-/** Its value is JSON: what a job is `told`, or what else there is to say in `words`. */
+/** Its value is JSON: what a job receives, or what else there is to say in `words`. */
 export const mountStudy = (element, props, watch, trigger, server) => {
   const study = (page.lab[props.study] = new Study());
   element.replaceChildren(sd.clone("sd-study"));
