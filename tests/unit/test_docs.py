@@ -110,14 +110,9 @@ def prose(text: str) -> list[str]:
 
 
 def test_the_readme_can_be_read_in_a_few_minutes() -> None:
-    assert 400 < len(prose((ROOT / "README.md").read_text(encoding="utf-8"))) < 900
-
-
-def test_each_door_of_the_readme_takes_less_than_thirty_words() -> None:
-    start = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Quick start\n")[2].partition("\n## ")[0]
-    doors = dict(re.findall(r"^\| ([\w ]+) \| (.+) \|$", start, re.MULTILINE)[1:])
-    assert [*doors] == ["page", "command line", "notebook", "language models", "Space"]
-    assert max(len(re.sub(r"\]\(.*?\)", "]", text).split()) for text in doors.values()) < 30
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 400 < len(prose(readme)) < 900
+    assert len(readme.split()) <= 900  # with tables and commands
 
 
 def test_the_readme_tells_the_two_commands_and_is_that_of_a_space() -> None:
