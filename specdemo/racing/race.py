@@ -126,18 +126,6 @@ def start(
         Stopped: the person who waits for it stopped it while costs were measured.
     """
     check_run(loaded, drafter, [prompt_ids], settings)
-    return started(loaded, drafter, prompt_ids, settings, rule, distributions)
-
-
-def started(
-    loaded: Loaded,
-    drafter: str,
-    prompt_ids: Sequence[int],
-    settings: Settings,
-    rule: Rule | None = None,
-    distributions: bool = False,
-) -> Iterator[Event]:
-    """`start` of what is checked."""
     if drafter == "none":
         settings = replace(settings, k=0)
     costs = costs_of(loaded, settings)
@@ -215,9 +203,9 @@ def race(
     drafted = lanes_by_name([DraftedLane.of(drafter, settings), *more])
     alone = DraftedLane("none", 0)
     check_lanes(loaded, [alone, *drafted.values()], [prompt_ids], settings)
-    runs = {PLAIN: started(loaded, alone.drafter, prompt_ids, settings)}
+    runs = {PLAIN: start(loaded, alone.drafter, prompt_ids, settings)}
     for name, lane in drafted.items():
-        runs[name] = started(loaded, lane.drafter, prompt_ids, lane.settings_in(settings), distributions=True)
+        runs[name] = start(loaded, lane.drafter, prompt_ids, lane.settings_in(settings), distributions=True)
     yield from race_lanes(lanes_of(loaded, prompt_ids, runs), isolated)
 
 

@@ -3,7 +3,7 @@ import { restFrames } from "../assets/frames.js";
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { missing } from "../assets/top.js";
-import { lastSpeedUp } from "../share/history.js";
+import { lastSpeedUps } from "../share/history.js";
 import { fieldsOf, openRace } from "../share/links.js";
 
 // --- the examples
@@ -40,20 +40,24 @@ const FEW = 4;
 const REFUSED = " – not here: "; // page.css greys a choice that holds it
 const before = []; // what each list had
 
-const offered = ([words, name]) => {
-  if (name in missing()) return [`${words}${REFUSED}${missing()[name]}`, name];
-  const own = lastSpeedUp(page.preset, name);
-  const measured = page.drafters.speed_ups[page.preset]?.[name];
-  return [`${words}${own ? `, ${sd.times(own)} in your last race` : measured ? `, ${sd.times(measured)}` : ""}`, name];
+/** The drafters of all lists: what each does, and how fast it was, or why it cannot be used. */
+const offered = ({ drafters, speed_ups }) => {
+  const last = lastSpeedUps(page.preset);
+  return drafters.map(([words, name]) => {
+    if (name in missing()) return [`${words}${REFUSED}${missing()[name]}`, name];
+    const measured = speed_ups[page.preset]?.[name];
+    return [`${words}${last.get(name) ? `, ${sd.times(last.get(name))} in your last race` : measured ? `, ${sd.times(measured)}` : ""}`, name];
+  });
 };
 
 /** What the list of drafters holds, and those of the second and the third lane; `chosen` are their values. */
 export const offer = (all, ...chosen) => {
-  const { drafters, front } = page.drafters;
+  const { front } = page.drafters;
+  const drafters = offered(page.drafters);
   const own = page.known?.starting[page.preset]?.drafter;
   const few = [...new Set([own, ...front.filter((name) => !(name in missing()))])].slice(0, FEW);
-  const lanes = [["No lane", ""], ...drafters.filter(([, name]) => name !== "none").map(offered)];
-  const listed = drafters.filter(([, name]) => all || few.includes(name) || name === chosen[0]).map(offered);
+  const lanes = [["No lane", ""], ...drafters.filter(([, name]) => name !== "none")];
+  const listed = drafters.filter(([, name]) => all || few.includes(name) || name === chosen[0]);
   return [listed, lanes, lanes].map((choices, list) => {
     const refused = chosen[list] in missing() && before[list] !== undefined && before[list] !== chosen[list];
     if (refused) sd.problem(`${chosen[list]} cannot be used here: ${missing()[chosen[list]]}.`);

@@ -15,7 +15,7 @@ from ...drafters.names import menu as drafters
 from ...models.presets import Defaults, Preset
 from ...models.results import describe_results
 from ...racing.request import AT_ONCE, DraftedLane, Request, read_request
-from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, whole_if_it_is
+from ...settings import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting
 from ..line import QUIET
 
@@ -212,6 +212,9 @@ def read_form(values: Sequence[Any], most_new_tokens: int | None = None) -> Requ
     """The request that the raw values of the form, in the order of `FIELDS`, stand for."""
     named = dict(zip(FIELDS, values, strict=True))
     mode, order, auto, match = (named.pop(name) for name in ("mode", "order", "auto", "match"))
+    one_of("prompt mode", mode, (CHAT, RAW))
+    one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
+    Field("match", "", "switch", in_sentences="match").check(match)
     named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
     if auto is True:
         named["k"] = AUTO

@@ -17,8 +17,11 @@ const read = () => {
   }
 };
 
-/** How fast the last race of a preset with a drafter was, if there was one. */
-export const lastSpeedUp = (preset, drafter) => Number(read().find((race) => race.preset === preset && race.drafter === drafter)?.ratio) || null;
+/** How fast the last race of a preset with each drafter was, by the drafter's name. */
+export const lastSpeedUps = (preset) => {
+  const own = read().filter((race) => race.preset === preset); // the newest first
+  return new Map(own.reverse().map(({ drafter, ratio }) => [drafter, Number(ratio)]));
+};
 
 export class History {
   /** `again` is called with the query that fills in the form as it was. */
