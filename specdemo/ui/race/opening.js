@@ -24,7 +24,7 @@ const spans = (words) => words.map((part) => (typeof part === "string" ? part : 
 
 /** The rounds that are explained, by their places: one with several right guesses, a wrong one and some after it, and
  *  another one whose guesses are all right. Neither breaks a line. */
-const explained = (rounds) => {
+export const explained = (rounds) => {
   const is = (kinds) => ({ tokens }) => kinds.test(tokens.map(({ code }) => code).join("")) && tokens.every(({ text }) => text.trim() && !text.includes("\n"));
   const found = [rounds.findIndex(is(/^aa+xu/)), rounds.findLastIndex(is(/^aa+b$/))];
   return found.includes(-1) ? [] : found;
@@ -69,7 +69,7 @@ export class Opening {
     if (round) this.figure.show(round, phase);
     else this.figure.hide();
     this.race.say("opening");
-    this.race.words("", `${this.about} ${HOW_ON}`);
+    this.race.words("", `${this.about} ${this.race.howOn ?? HOW_ON}`);
     this.race.parts.sentence.replaceChildren(...spans(words));
     this.tick();
   }

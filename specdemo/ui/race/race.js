@@ -101,16 +101,16 @@ export class Race extends Job {
   /** Begin with a recorded race, unless somebody has pressed Run before it is here. */
   open(file) {
     this.root.toggleAttribute("data-opens", true); // on a phone it comes before the form until Run is pressed
-    return this.explain(file);
+    return this.explain(sd.fetched(`/recordings/${file}`));
   }
 
-  /** Play a recorded race with captions, unless something else has begun before it is here. See `Opening.play`. */
-  async explain(file, wanted = false) {
+  /** Play a recorded race with captions, unless something else has begun before its text is here. See `Opening.play`. */
+  async explain(recording, wanted = false) {
     const { state } = this;
-    const recording = await sd.fetched(`/recordings/${file}`).catch(() => null); // the page can do without
-    if (!recording || !this.is(state)) return;
+    const text = await recording.catch(() => null); // the page can do without
+    if (!text || !this.is(state)) return;
     this.opening?.clear();
-    this.opening = new Opening(this, JSON.parse(recording));
+    this.opening = new Opening(this, JSON.parse(text));
     this.opening.play(wanted);
   }
 

@@ -1,5 +1,5 @@
 // Stage mode: the race alone, large, for a hall. The keys are those of a clicker, and recordings play when nobody touches it.
-import { page } from "../assets/page.js";
+import { fetched, page } from "../assets/page.js";
 import { press } from "../assets/top.js";
 
 const IDLE_MS = 60_000; // without a touch until recordings play
@@ -74,7 +74,7 @@ export class Stage {
     if (race.is(...BUSY, "opening")) this.rested = performance.now();
     else if (since > this.idle && performance.now() - this.rested > this.rest && race.attract?.length) {
       this.rested = performance.now();
-      race.explain(race.attract[this.played++ % race.attract.length], true);
+      race.explain(fetched(`/recordings/${race.attract[this.played++ % race.attract.length]}`), true);
     }
   }
 }

@@ -125,7 +125,7 @@ class Replay {
   /** What is not in the list: what the script plays, or an error, as JSON. */
   take(answer) {
     this.which.value = FILE;
-    this.load(answer);
+    return this.load(answer);
   }
 
   /** What was there stays, in the list too. */
