@@ -1,14 +1,17 @@
-"""The pictures of the docs, of recordings that ship: `python -m tools.pictures`.
+"""The pictures and the demo of the docs, of recordings that ship: `python -m tools.pictures`.
 
-The moving one is what the page opens with. Its clock is the program's, so the pictures are the same however long a
-frame takes.
+The moving picture is what the page opens with. Its clock is the program's, so the pictures are the same however long a
+frame takes. `python -m tools.pictures demo` makes `demo.html` alone, which changes with every script of the page.
 """
 
 from __future__ import annotations
 
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from specdemo.ui.share.saved import demo_page
 
 from .page import headless, served
 
@@ -49,7 +52,11 @@ ENDED = """() => {  // the recording of the other tab, in the arena of a race
 }"""
 
 
-def main() -> None:
+def demo() -> None:
+    (DOCS / "demo.html").write_text(demo_page(), encoding="utf-8", newline="\n")
+
+
+def pictures() -> None:
     with served() as (url, _), headless() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
         page.goto(url)
@@ -109,4 +116,6 @@ def film(page: Page, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    demo()
+    if sys.argv[1:] != ["demo"]:
+        pictures()

@@ -349,6 +349,19 @@ def listening(page: Page, troubles: list[str], forgive: str = "\0") -> Iterator[
         page.remove_listener(event, hear)
 
 
+@pytest.fixture
+def alone(chromium: Browser) -> Iterator[Page]:
+    """A browser without a network."""
+    context = chromium.new_context(offline=True, reduced_motion="reduce")
+    page = context.new_page()
+    troubles: list[str] = []
+    page.on("request", lambda request: troubles.append(request.url) if request.url.startswith("http") else None)
+    with listening(page, troubles, forgive="file:///"):
+        yield page
+    context.close()
+    assert [trouble for trouble in troubles if not trouble.startswith("request to file:///")] == []
+
+
 def outside(address: str) -> list[str]:
     parts = urlsplit(address)
     local = parts.scheme in ("data", "blob") or parts.hostname in ("127.0.0.1", "localhost")

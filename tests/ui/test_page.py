@@ -1224,19 +1224,6 @@ def opened(mine: Locator) -> None:
     mine.evaluate("mine => { mine.open = true; }")
 
 
-@pytest.fixture
-def alone(chromium: Browser) -> Iterator[Page]:
-    """A browser without a network."""
-    context = chromium.new_context(offline=True, reduced_motion="reduce")
-    page = context.new_page()
-    troubles: list[str] = []
-    page.on("request", lambda request: troubles.append(request.url) if request.url.startswith("http") else None)
-    with listening(page, troubles, forgive="file:///"):
-        yield page
-    context.close()
-    assert [trouble for trouble in troubles if not trouble.startswith("request to file:///")] == []
-
-
 # A web page ----------------------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,9 @@ const race = (page.race = new Race(document.getElementById("race"), () => {}, nu
 mountReplay(document.getElementById("replay"), { recordings: [] });
 player().speed("slow");
 
-// There is one picture of why one pass is enough, of the race that was shown last.
-why.append(race.root.querySelector(".sd-why-pass"));
-player().race.charts.onePass = race.charts.onePass;
+// There is one picture of why one pass is enough, of the race that is shown.
+const { onePass } = race.charts;
+why.append(Object.assign(race.root.querySelector(".sd-why-pass"), { open: true }));
 
 let chosen = null;
 
@@ -28,10 +28,13 @@ const choose = async (button, at = null) => {
   const first = !chosen;
   chosen = button;
   const text = inFile(recording);
-  if (as === "opening") return race.explain(text, !first);
-  await player().take(text);
+  if (as === "opening") await race.explain(text, !first);
+  else await player().take(text);
   if (chosen !== button) return;
+  onePass.start(as === "opening" ? race.opening.ending : player().data.end);
+  if (as === "opening") return;
   const { rounds } = player();
+  note.scrollIntoView(); // or the lanes would not fit below it
   if (as === "steps") player().openRound(at ?? rounds[explained(rounds)[0]].at);
   else if (!still()) player().play();
 };
