@@ -6,6 +6,7 @@ import gzip
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from string import Template
 
@@ -27,8 +28,7 @@ def saved_page(replay: str) -> str:
 def demo_page() -> str:
     """The file `docs/demo.html`, with the recordings that ship and that `demo.html` here names."""
     names = re.findall(r'data-recording="([^"]+)"', _content("demo"))
-    lines = {name: trace_lines(RECORDINGS / f"{name}{SUFFIX}") for name in names}
-    texts = {name: playable_json("recording", lambda held=held: held) for name, held in lines.items()}
+    texts = {name: playable_json("recording", partial(trace_lines, RECORDINGS / f"{name}{SUFFIX}")) for name in names}
     return _page("demo", "Speculative decoding: the same text in less time", texts)
 
 
