@@ -27,10 +27,10 @@ const choose = async (button, at = null) => {
   stage.toggleAttribute("data-recordings", as !== "opening");
   const first = !chosen;
   chosen = button;
-  const text = inFile(recording);
-  if (as === "opening") await race.explain(text, !first);
-  else await player().take(text);
+  const text = await inFile(recording);
   if (chosen !== button) return;
+  if (as === "opening") await race.explain(Promise.resolve(text), !first);
+  else await player().take(text);
   onePass.start(as === "opening" ? race.opening.ending : player().data.end);
   if (as === "opening") return;
   const { rounds } = player();
