@@ -1,11 +1,11 @@
 """Speculative decoding, the whole idea. `python docs/speculative_decoding.py` writes with a large and a small GPT.
 
 A *drafter*, here the small model, guesses the next tokens. The *target*, whose text is wanted, reads them all in one
-pass. A rule decides by its logits how many are accepted, and one token of the target's own follows them. So a round
-adds one token or more, and the text is the target's, in fewer passes.
+pass. From its logits, a rule decides how many guesses are accepted, and one token of the target's own follows them.
+That is one *round*: it adds one token or more, and the text is the target's, in fewer passes.
 
-A model is a function from token ids [n] to logits [n, V]: row i is about the token after ids[: i + 1]. To be short it
-has no KV cache, so a pass reads the whole text again. `specdemo/decoding` does the same with caches.
+A model is a function from token ids [n] to logits [n, V]: row i predicts the token after ids[: i + 1]. For brevity
+there is no KV cache, so a pass reads the whole text again. `specdemo/decoding` does the same with caches.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,9 @@ Gumbel = Callable[[int], Tensor]  # a position in the text -> its random numbers
 
 
 def read(target: Model, text: Tokens, branches: list[Tokens]) -> dict[Tokens, Tensor]:
-    """The target's logits [V] after the text and each beginning of each branch of guesses.
+    """The target's logits [V] after the text and each prefix of each branch of guesses, by prefix.
 
-    A chain of guesses is one branch and takes one pass. A tree has several: here each takes a pass, but one pass is
-    enough for all where each token attends to its own branch only.
+    A chain of guesses is one branch. Here each branch takes a pass; with a tree mask, one pass reads them all.
     """
     rows: dict[Tokens, Tensor] = {}
     for branch in branches:
@@ -39,9 +38,9 @@ def score(logits: Tensor, temperature: float, gumbel: Tensor) -> Tensor:
 
 
 def draft(drafter: Model, text: Tokens, widths: Sequence[int], temperature: float, gumbel: Gumbel) -> list[Tokens]:
-    """The branches of a tree: at each depth, each branch goes on with the best tokens. (1, 1, 1) makes a chain.
+    """The branches of a tree: at depth d each branch goes on with its widths[d] best tokens. (1, 1, 1) is a chain.
 
-    The drafter draws with the target's random numbers, so that it guesses the target's draw and not one of its own.
+    The drafter uses the target's random numbers, so where the models agree it guesses what the target will draw.
     """
     branches: list[Tokens] = [()]
     for depth, width in enumerate(widths):
@@ -52,10 +51,10 @@ def draft(drafter: Model, text: Tokens, widths: Sequence[int], temperature: floa
 
 
 def match(target: Model, text: Tokens, branches: list[Tokens], temperature: float, gumbel: Gumbel) -> Tokens:
-    """The tokens of a round by the match rule: guesses are accepted as long as they are what the target draws.
+    """The tokens of a round under the match rule: guesses are accepted as long as they are what the target draws.
 
-    The target draws every token, with random numbers that depend on the position alone. So all drafts give the same
-    text. With the empty draft, [()], a round is a step of plain decoding.
+    The target draws every token, with random numbers that depend on the position alone. So the text is the same for
+    every draft. With the empty draft, [()], a round is a step of plain decoding.
     """
     rows, emitted = read(target, text, branches), Tokens()
     while emitted in rows:
@@ -65,6 +64,7 @@ def match(target: Model, text: Tokens, branches: list[Tokens], temperature: floa
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature) [V]; at temperature 0 all of it on the largest."""
     return (logits / temperature).softmax(-1) if temperature else torch.eye(len(logits))[logits.argmax()]
 
 
@@ -75,10 +75,10 @@ def sample(weights: Tensor, u: float) -> int:
 
 
 def reject(target: Model, drafter: Model, text: Tokens, temperature: float, u: list[float], v: list[float]) -> Tokens:
-    """The tokens of a round by rejection sampling (arXiv 2211.17192, algorithm 1), with uniform u [k] and v [k + 1].
+    """The tokens of a round under rejection sampling (arXiv 2211.17192, algorithm 1); u [k] draws, v [k + 1] tests.
 
-    A guess x, drawn from the drafter's q with u, is accepted with probability min(1, p(x) / q(x)). Where one is not, a
-    token is drawn from what p has more than q instead. So every token follows p, the target's distribution.
+    A guess x, drawn from the drafter's q, is accepted with probability min(1, p(x) / q(x)). The first that is not is
+    replaced by a token drawn from max(0, p - q), normalised. So every token follows p, the target's distribution.
     """
     guesses, qs = Tokens(), list[Tensor]()
     for number in u:
@@ -111,7 +111,7 @@ def main(prompt: str = "ROMEO:\n", length: int = 200, temperature: float = 0.8) 
             else:
                 emitted = match(target, text, draft(drafter, text, widths, temperature, gumbel), temperature, gumbel)
             accepted, own = tokenizer.decode(emitted[:-1]), tokenizer.decode(emitted[-1:])
-            print(f"\033[32m{accepted}\033[33m{own}", end="\033[0m", flush=True)  # green and orange
+            print(f"\033[32m{accepted}\033[33m{own}", end="\033[0m", flush=True)  # green: accepted, orange: own
             text, rounds = text + emitted, rounds + 1
         print(f"\n{name}: {rounds} rounds for {len(text)} tokens\n")
 
