@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 import torch
 
@@ -31,8 +33,8 @@ from specdemo.studies.prompts import Prompt
 from tests.harness.classes import Loaded
 from tests.harness.files import write_gguf
 from tools.bench import llamacpp
-from tools.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_theirs, theirs
-from tools.bench.llamacpp import answered
+from tools.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, Case, cases_of_theirs, named_commands, theirs
+from tools.bench.llamacpp import answered, served
 from tools.bench.throughput import bench
 
 from ..fakes.server import FakeServer, json_answer, llamacpp_answers, serving
@@ -128,6 +130,39 @@ def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytes
     shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
     with refuses(BadInput, "start"), llamacpp.servers(shipped, [Case(LLAMA)], 64, print):
         pass
+
+
+def test_a_server_of_a_command_runs_until_the_end_of_the_block() -> None:
+    serve = (
+        "import http.server as h, sys\n"
+        "def answer(self): self.send_response(200); self.end_headers()\n"
+        "handler = type('Handler', (h.BaseHTTPRequestHandler,), {'do_GET': answer})\n"
+        "h.HTTPServer(('127.0.0.1', int(sys.argv[sys.argv.index('--port') + 1])), handler).serve_forever()"
+    )
+    with served([sys.executable, "-c", serve, "-m", "a.gguf"], 64) as address:
+        assert httpx.get(address).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([sys.executable, "-c", "import sys; sys.exit('no such model')"], "start model"),
+        (["/no/such/program"], "/no/such/program started"),
+    ],
+)
+def test_a_command_that_starts_no_server_is_refused(command: list[str], words: str) -> None:
+    with refuses(BadInput, words), served(command, 64):
+        pass
+
+
+def test_servers_are_given_by_name_and_command() -> None:
+    command = "llama-server -m {target} -md {draft_model}"
+    assert named_commands([f" fast = {command}"]) == {Case("fast"): f" {command}"}
+    for text in ("llama-server -m {target}", "fast=llama-server", "=llama-server -m {target}"):
+        with refuses(BadInput, "NAME=COMMAND {target}"):
+            named_commands([text])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -54,7 +54,16 @@ Against = Annotated[
     str,
     Option(
         help="Other programs to compare with on the same weights, separated by commas: hf (transformers), hf-assisted "
-        "(with its own settings, and with K), hf-prompt-lookup, or llama.cpp."
+        "(with its own settings, and with K), hf-prompt-lookup, llama.cpp (the package xllamacpp), or openvino."
+    ),
+]
+Servers = Annotated[
+    list[str],
+    Option(
+        "--server",
+        metavar="NAME=COMMAND",
+        help="Also a server that speaks like llama.cpp's and that this command starts on {target}, the GGUF file, and "
+        "perhaps {draft_model}; can be given more than once. That with the name llama.cpp is compared with.",
     ),
 ]
 
@@ -91,11 +100,12 @@ def bench(
     texts: Texts,  # type: ignore[valid-type]
     sizes: OfAll,  # type: ignore[valid-type]
     against: Against = "",
+    server: Servers = [],  # noqa: B006
     json_: JsonFile = None,
 ) -> None:
     """Measure speed on this machine: the target alone, with drafters, and against others, by kind of prompt."""
     if context.invoked_subcommand is None:
-        outcome = measure(models, asked_of(texts, sizes), against, json_)
+        outcome = measure(models, asked_of(texts, sizes), against, server, json_)
         from .results import table, trees_markdown
         from .rows import tree_rows
 
@@ -116,7 +126,7 @@ def drafters(
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
     asked = asked_of(texts, sizes)
-    outcome = measure(models, asked, "", json_)
+    outcome = measure(models, asked, "", [], json_)
     from .results import joined
     from .rows import drafter_rows
     from .tables import text_table
@@ -152,7 +162,9 @@ def asked_of(texts: Any, sizes: Any) -> dict[str, Any]:
     return {**read_options(FIELDS, texts), **read_options(SIZES, sizes)}
 
 
-def measure(models: Models, asked: Mapping[str, Any], against: str, out: Path | None) -> dict[str, Any]:
+def measure(
+    models: Models, asked: Mapping[str, Any], against: str, server: Sequence[str], out: Path | None
+) -> dict[str, Any]:
     """Run the bench; everything that `keep` can write."""
     check_writable(out)
     _ = models.chosen  # or it is refused now
@@ -165,23 +177,23 @@ def measure(models: Models, asked: Mapping[str, Any], against: str, out: Path | 
     prompts = some(asked["prompts"], asked["each"])
     throughput = import_quickly("tools.bench.throughput")
     from . import llamacpp
-    from .cases import ALONE, cases_of_ours, cases_of_theirs, theirs
+    from .cases import ALONE, cases_of_ours, cases_of_theirs, named_commands, theirs
     from .rows import made_by
 
-    others = theirs(against)
+    others, commands = theirs(against), named_commands(server)
     with models.loaded() as loaded:
         ours = cases_of_ours(loaded, asked["drafters"], k_values, rules, trees)
-        cases = [*cases_of_theirs(loaded, others, k_values), ALONE, *ours]
+        cases = [*cases_of_theirs(loaded, others, k_values), *commands, ALONE, *ours]
         total = (len(prompts) * asked["repeats"] + 1) * len(cases) * len(t_values)
         longest = max(len(throughput.read(loaded, prompt, new_tokens)) for prompt in prompts)
         context = longest + new_tokens + MAX_K
         with (
-            llamacpp.servers(loaded, cases, context, lambda _, line: typer.echo(line, err=True)) as servers,
+            llamacpp.servers(loaded, cases, context, lambda _, line: typer.echo(line, err=True), commands) as servers,
             tqdm(total=total) as bar,
         ):
             return {
                 **made_by(loaded),
-                **({"llama.cpp": next(iter(servers.values())).facts} if servers else {}),
+                **({"others": {case.method: other.facts for case, other in servers.items()}} if servers else {}),
                 "prompts_sha256": hashlib.sha256(json.dumps([p.prompt for p in prompts]).encode()).hexdigest(),
                 **throughput.bench(
                     loaded,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specdemo.drafters.names import DRAFTERS
+from specdemo.errors import BadInput
 from specdemo.racing.request import PLAIN, SPECULATIVE
 from specdemo.servers.llamacpp_process import can_start
 from specdemo.settings import AUTO, MATCH, one_of
@@ -24,7 +26,8 @@ HF, ASSISTED, TUNED, LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prom
 COMPILED = "hf-compiled"  # with cache_implementation="static", for which transformers compiles the forward; on a GPU
 # Its server on the same GGUF file, alone and with its own speculation.
 LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
-METHODS = HF, ASSISTED, LOOKUP, LLAMA
+OPENVINO = "openvino"  # OpenVINO GenAI, on the same GGUF file
+METHODS = HF, ASSISTED, LOOKUP, LLAMA, OPENVINO
 
 # K of transformers: some to find the best among where no number is given, and what its documentation uses.
 TUNED_K, LOOKUP_K = (3, 5, 8), 10
@@ -48,6 +51,17 @@ class Case:
 ALONE = Case(PLAIN, "none", 0, MATCH)
 
 
+def named_commands(texts: Sequence[str]) -> dict[Case, str]:
+    """The commands of servers, `NAME=COMMAND` each, by a case whose method has that name."""
+    commands = {}
+    for text in texts:
+        name, equals, command = text.partition("=")
+        if not (name.strip() and equals and "{target}" in command):
+            raise BadInput(f"A server is given as NAME=COMMAND, with {{target}} for the GGUF file: not {text!r}.")
+        commands[Case(name.strip())] = command
+    return commands
+
+
 def theirs(against: str) -> list[str]:
     """The methods that `--against` names."""
     named = [*filter(None, map(str.strip, against.split(",")))]
@@ -67,6 +81,7 @@ def cases_of_theirs(loaded: Loaded, methods: Sequence[str], ks: Sequence[int | s
         ASSISTED: [Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in numbers or TUNED_K)],
         LOOKUP: [Case(LOOKUP, "prompt-lookup", k) for k in [*numbers, LOOKUP_K]],
         LLAMA: served,
+        OPENVINO: [Case(OPENVINO)],
     }
     cases: list[Case] = []
     for method in methods:
@@ -75,10 +90,12 @@ def cases_of_theirs(loaded: Loaded, methods: Sequence[str], ks: Sequence[int | s
             reason = f"the preset {loaded.preset.name} has no draft model to assist"
         elif method == ASSISTED and loaded.parts.translator is not None:
             reason = f"the draft model of {loaded.preset.name} has another tokenizer"
-        elif method == LLAMA and not has_gguf(loaded, "target"):
+        elif method in (LLAMA, OPENVINO) and not has_gguf(loaded, "target"):
             reason = f"{loaded.preset.name} was not loaded from a GGUF file"
         elif method == LLAMA and not can_start():
             reason = "the package xllamacpp is not installed"
+        elif method == OPENVINO and find_spec("openvino_genai") is None:
+            reason = "the package openvino-genai is not installed"
         if reason:
             print(f"{method} is left out: {reason}.", file=sys.stderr)
         else:

@@ -1,14 +1,23 @@
-"""llama.cpp: its server on the same GGUF file.
+"""llama.cpp and others that speak like its server, on the same GGUF file; and OpenVINO.
 
 It gets the same token ids as our methods. Its own timings are used, which contain neither HTTP nor the detokenizer.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
+import httpx
+import numpy as np
 import torch
 
 from specdemo.errors import BadInput
@@ -18,31 +27,38 @@ from specdemo.models.store import Progress
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp import LlamaCpp, body_of
-from specdemo.servers.llamacpp_process import started
+from specdemo.servers.llamacpp_process import START_SECONDS, started
 from specdemo.settings import Settings
 from specdemo.studies.greedy import check_tokens
 
-from .cases import DRAFTING, LLAMA, NGRAM, Case
+from .cases import DRAFTING, LLAMA, NGRAM, OPENVINO, Case
 from .rows import Row, run_of
 
 ANSWER_SECONDS = 3600
+_PART = re.compile(r"\{(target|draft_model)\}")
 
 
 class Server:
     """A running server that writes texts."""
 
-    def __init__(self, address: str, version: str) -> None:
+    def __init__(self, address: str, version: str = "") -> None:
         self.client = Client(Address.read(address), silent_seconds=ANSWER_SECONDS)  # a whole text comes at once
         try:
             self.dialect = LlamaCpp(self.client)
         except BadInput:
             self.client.close()
             raise
-        self.facts = {"version": version, "model": self.dialect.facts["model"]}
+        self.facts = {"version": version or self.dialect.facts["version"], "model": self.dialect.facts["model"]}
 
     def generate(self, prompt_ids: Sequence[int], settings: Settings) -> Row:
         """One text. It is not streamed, so that nothing but the server works."""
-        return answered(self.client.post("/completion", **body_of(prompt_ids, settings), return_tokens=True))
+        body = body_of(prompt_ids, settings)
+        if not settings.temperature:
+            body["top_k"] = 1  # the fastest way to the likeliest token, and the only one for ik_llama.cpp
+        answer = self.client.post("/completion", **body, return_tokens=True)
+        if "tokens" not in answer:  # ik_llama.cpp's server sends the text only
+            answer |= self.client.post("/tokenize", content=answer.get("content"))
+        return answered(answer)
 
 
 def answered(answer: Mapping[str, Any]) -> Row:
@@ -63,38 +79,110 @@ def answered(answer: Mapping[str, Any]) -> Row:
     return run_of(token_ids, prompt + after, prompt, tokens, accepted=accepted, drafted=drafted, rounds=rounds)
 
 
+class OpenVino:
+    """OpenVINO GenAI on a GGUF file, in this process, on as many threads as torch has."""
+
+    def __init__(self, gguf: str) -> None:
+        genai: Any = import_module("openvino_genai")
+        self.facts = {"version": f"OpenVINO GenAI {genai.__version__}"}
+        self.genai = genai
+        self.pipeline = genai.LLMPipeline(gguf, "CPU", INFERENCE_NUM_THREADS=torch.get_num_threads())
+
+    def generate(self, prompt_ids: Sequence[int], settings: Settings) -> Row:
+        """One text at temperature 0."""
+        tensor: Any = import_module("openvino").Tensor
+        ids = np.array([prompt_ids], dtype=np.int64)
+        config = self.genai.GenerationConfig(max_new_tokens=settings.max_new_tokens, do_sample=False)
+        answer = self.pipeline.generate(self.genai.TokenizedInputs(tensor(ids), tensor(np.ones_like(ids))), config)
+        times = answer.perf_metrics
+        seconds, prompt = (found.mean / 1000 for found in (times.get_generate_duration(), times.get_ttft()))
+        return run_of([int(token) for token in answer.tokens[0]], seconds, prompt)
+
+
+Writer = Server | OpenVino
+
+
 @contextmanager
-def servers(loaded: Loaded, asked: Sequence[Case], context: int, progress: Progress) -> Iterator[dict[Case, Server]]:
-    """A server for each of the cases that are llama.cpp's, each in a process of its own, ended at the end.
+def servers(
+    loaded: Loaded, asked: Sequence[Case], context: int, progress: Progress, commands: Mapping[Case, str] | None = None
+) -> Iterator[dict[Case, Any]]:
+    """What writes the texts of the cases that are not ours, each server in a process of its own, ended at the end.
 
     Args:
         context: the most tokens that a server must hold. Each keeps a cache of this size.
+        commands: of servers that speak like llama.cpp's, see `cases.named_commands`.
 
     Raises:
         LoadError: the GGUF file cannot be had.
     """
-    ours = [case for case in asked if case.method in (LLAMA, NGRAM, DRAFTING)]
+
     with ExitStack() as running:
-        found: dict[Case, Server] = {}
-        for case in ours:
-            found[case] = Server(*running.enter_context(started(_asked(loaded, case, context, progress))))
-            running.callback(found[case].client.close)
-            check_tokens(loaded, found[case].dialect, loaded.encode("The same tokens?"))
+        found: dict[Case, Writer] = {}
+        for case in asked:
+            if case.method == OPENVINO:
+                found[case] = OpenVino(_gguf(loaded, "target", progress))
+                continue
+            if commands and case in commands:
+                words = shlex.split(commands[case])
+                words = [_PART.sub(lambda part: _gguf(loaded, part[1], progress), word) for word in words]
+                server = Server(running.enter_context(served(words, context)))
+            elif case.method in (LLAMA, NGRAM, DRAFTING):
+                server = Server(*running.enter_context(started(_asked(loaded, case, context, progress))))
+            else:
+                continue
+            found[case] = server
+            running.callback(server.client.close)
+            check_tokens(loaded, server.dialect, loaded.encode("The same tokens?"))
         yield found
+
+
+def _gguf(loaded: Loaded, part: str, progress: Progress) -> str:
+    """The path of the GGUF file of the "target" or the "draft_model"."""
+    source: Source | None = getattr(loaded.preset, part)
+    if source is None:
+        raise BadInput(f"The preset {loaded.preset.name} has no draft model.")
+    return str(source.found(progress).gguf_path(progress))
 
 
 def _asked(loaded: Loaded, case: Case, context: int, progress: Progress) -> dict[str, Any]:
     """What `started` is to serve for a case."""
-
-    def gguf(source: Source | None) -> str:
-        assert source is not None
-        return str(source.found(progress).gguf_path(progress))
-
     return {
-        "gguf": gguf(loaded.preset.target),
-        "draft_gguf": gguf(loaded.preset.draft_model) if case.method == DRAFTING else None,
+        "gguf": _gguf(loaded, "target", progress),
+        "draft_gguf": _gguf(loaded, "draft_model", progress) if case.method == DRAFTING else None,
         "ngram": int(str(case.drafter).split()[-1]) if case.method == NGRAM else None,
         "k": case.k,
         "threads": torch.get_num_threads(),
         "context": context,
     }
+
+
+@contextmanager
+def served(command: Sequence[str], context: int) -> Iterator[str]:
+    """The address of a server that a command starts; it ends with the block."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*command, "--port", str(port), "--ctx-size", str(context), "--parallel", "1"]
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        except OSError as error:
+            raise BadInput(f"{words[0]} cannot be started: {error.strerror}.") from error
+        try:
+            address, late = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+            while not _answers(address):
+                if process.poll() is not None or time.monotonic() > late:
+                    log.seek(0)
+                    lines = log.read().strip().splitlines() or ["nothing"]
+                    raise BadInput(f"{words[0]} did not start: {lines[-1]}")
+                time.sleep(0.2)
+            yield address
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health", timeout=5).is_success
+    except httpx.HTTPError:
+        return False

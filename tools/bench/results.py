@@ -20,7 +20,7 @@ from specdemo.studies.prompts import ALL
 from specdemo.studies.statistics import Spread, best_of, geometric_mean
 from specdemo.studies.tables import group_by
 
-from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
+from .cases import ASSISTED, HF, LLAMA, OPENVINO, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, tree_rows
 from .tables import Columns, markdown_table, text_table
 
@@ -44,7 +44,12 @@ COLUMNS = (
     "draft_cost",
     "digest",
 )
-NAMES = {PLAIN: "specdemo, target alone", HF: "transformers, `generate`", LLAMA: "llama.cpp"}
+NAMES = {
+    PLAIN: "specdemo, target alone",
+    HF: "transformers, `generate`",
+    LLAMA: "llama.cpp",
+    OPENVINO: "OpenVINO GenAI",
+}
 WAYS = {ASSISTED: "`assistant_model` as it comes", TUNED: "`assistant_model`"}
 
 
@@ -131,10 +136,10 @@ def markdown(rows: Sequence[Row]) -> list[str]:
 
 
 def _name(row: Row) -> str:
-    method, k = row["method"], row["k"]
-    if method in NAMES:
-        return NAMES[method]
-    program = "specdemo" if method in OURS else method.split("-")[0].replace("hf", "transformers")
+    method, k = str(row["method"]), row["k"]
+    if row["drafter"] is None or method in NAMES:
+        return NAMES.get(method, method)
+    program = "specdemo" if method in OURS else method.split("-", maxsplit=1)[0].replace("hf", "transformers")
     size = f", K = {k}" if k is not None else ""
     if method == TREE:
         size = f", trees{size}" if k == AUTO else f", a tree of {k}"

@@ -28,7 +28,7 @@ from specdemo.studies.prompts import Prompt
 
 from .cases import ALONE, OURS, TREE, Case
 from .hf import generate, models
-from .llamacpp import Server
+from .llamacpp import Writer
 from .rows import COUNTS, Row, run_of, summary
 
 
@@ -41,7 +41,7 @@ def bench(
     repeats: int,
     in_turn: bool = False,
     progress: Callable[[int], object] = lambda runs: None,
-    servers: Mapping[Case, Server] | None = None,
+    servers: Mapping[Case, Writer] | None = None,
     remember: bool = False,
 ) -> dict[str, Any]:
     """Run every case on every prompt: `runs` and their `summary`, ready for JSON. One of the cases is `ALONE`.
@@ -113,7 +113,7 @@ def _measured(
     prompt_ids: Sequence[int],
     cases: Sequence[Case],
     settings: Settings,
-    servers: Mapping[Case, Server],
+    servers: Mapping[Case, Writer],
     texts: dict[Case, list[int]],
 ) -> dict[Case, Row]:
     """A text by a case of others, or by each of ours in turn.
