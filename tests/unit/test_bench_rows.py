@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from specdemo.models.presets import PRESETS
 from specdemo.settings import AUTO, MATCH
 from specdemo.studies.prompts import Prompt, read_prompts, some
 from specdemo.studies.statistics import Spread
+from tools.bench import docs
 from tools.bench.__main__ import app
-from tools.bench.results import drafters_markdown, markdown, read_record, spread, trees_markdown
+from tools.bench.docs import DOCS, RESULTS, pages
 from tools.bench.rows import Row, summary
 from tools.bench.rows import command as command_line
 from tools.bench.tables import text_table
@@ -159,33 +161,64 @@ def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
 
 # What ships ------------------------------------------------------------------------------------------------
 
-OF_DRAFTERS = "auto-sweep", "auto-layer-skip"
+ROOT = PRESETS.parent
 MEASURED = re.compile(
     r"^\| (?:specdemo, |transformers, |llama\.cpp[, ]|`[\w-]+` \| [\d.]+ \| \d).*\(.*\) \|", re.MULTILINE
 )
+HEADING = re.compile(r"^\|.*\n\|[-|]+\n", re.MULTILINE)
 
 
-def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
-    """Every row that a file gives stands in the docs, as it is, and every row there comes from a file."""
-    pages = (PRESETS.parent / "README.md", *PRESETS.parent.glob("docs/**/*.md"))
-    docs = "".join(page.read_text(encoding="utf-8") for page in pages)
-    folder = PRESETS / "results"
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
-    given = set()
-    for path in sorted(folder.glob("*.json")):
-        whole = json.loads(path.read_text(encoding="utf-8"), object_hook=spread)
+def cells(row: str) -> Counter[str]:
+    return Counter(cell.strip() for cell in row.strip("|").split("|"))
+
+
+def test_the_results_that_ship_are_small_and_whole() -> None:
+    assert sum(path.stat().st_size for path in RESULTS.iterdir()) < 1_000_000
+    for path in sorted(RESULTS.glob("*.json")):
+        whole = json.loads(path.read_text(encoding="utf-8"))
         assert re.match(r"python -m (?:specdemo|tools\.\w+)\b", whole["command"]), path
         assert {"cpu", "cores", "torch", "transformers", "commit"} <= whole["environment"].keys(), path
-        if "trees" in whole:
-            lines = trees_markdown(whole["trees"])
-        elif path.stem in OF_DRAFTERS:
-            lines = drafters_markdown(read_record(path)["runs"])
-        elif "runs" in whole:
-            lines = markdown(read_record(path)["rows"])
-        else:
-            continue
-        assert [line for line in lines if line not in docs] == [], path
-        given |= set(lines)
-    measured = [line for line in docs.splitlines() if MEASURED.match(line)]
-    assert len(measured) > 100
-    assert [line for line in measured if line not in given] == []
+
+
+def test_the_pages_of_results_are_those_that_the_bench_writes() -> None:
+    """So every row that a file gives stands in the docs as it is: `python -m tools.bench docs`."""
+    assert {path.name: path.read_text(encoding="utf-8") for path in DOCS.iterdir()} == pages()
+
+
+def test_every_measured_row_of_the_docs_comes_from_a_file() -> None:
+    """Such a row may leave out cells of the row of the page that it is from."""
+    results = ROOT / "docs" / "results.md"
+    written = [path for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")) if path.parent != DOCS]
+    measured = [
+        line for path in written for line in path.read_text(encoding="utf-8").splitlines() if MEASURED.match(line)
+    ]
+    excerpts = HEADING.sub("", results.read_text(encoding="utf-8"))
+    measured += [line for line in excerpts.splitlines() if line.startswith("|")]
+    given = [cells(line) for page in pages().values() for line in page.splitlines() if line.startswith("|")]
+    assert len(measured) > 25
+    assert [line for line in measured if not any(cells(line) <= row for row in given)] == []
+
+
+def test_every_page_of_results_is_linked_from_the_headlines() -> None:
+    headlines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [name for name in pages() if f"](results/{name})" not in headlines] == []
+
+
+def test_a_file_without_a_title_and_a_title_without_a_file_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docs, "RESULTS", tmp_path)
+    (tmp_path / docs.ABOUT).write_text('[gone]\ntitle = ""\nbounds = ""\n')
+    (tmp_path / "new.json").write_text("{}")
+    with refuses(BadInput, "pages.toml gone, new."):
+        pages()
+
+
+def test_a_page_has_the_flags_of_every_other_program(tmp_path: Path) -> None:
+    saved = json.loads((RESULTS / "llamacpp.json").read_text(encoding="utf-8"))
+    saved["others"] = {"llama.cpp": {"version": "b1", "flags": "--flash-attn on"}, "openvino": {"version": "2"}}
+    (tmp_path / "llamacpp-built.json").write_text(json.dumps(saved))
+    lines = docs.page(tmp_path / "llamacpp-built.json", "Built", "Bounded.").splitlines()
+    assert "- llama.cpp: b1, --flash-attn on." in lines
+    assert "- openvino: 2." in lines
+    assert lines[-1] == "Bounded."

@@ -115,6 +115,13 @@ def test_the_readme_can_be_read_in_a_few_minutes() -> None:
     assert len(readme.split()) <= 900  # with tables and commands
 
 
+def test_the_results_are_headlines() -> None:
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(results.split()) <= 1_000  # with tables and commands
+    measured = results.partition("## How it is measured")[2].partition("\n## ")[0]
+    assert len(measured.split()) <= 120
+
+
 def test_the_readme_tells_the_two_commands_and_is_that_of_a_space() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "\n    pip install -r requirements.txt && python app.py\n" in readme

@@ -216,12 +216,20 @@ def table_(
     drafters: Annotated[bool, Option("--drafters", help="One row for each drafter: its fastest K, and auto.")] = False,
     trees: Annotated[bool, Option("--tree", help="Trees beside the chains of the same drafter.")] = False,
 ) -> None:
-    """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
+    """The rows of a bench as a table in Markdown."""
     from . import results
 
     found = results.read_record(path)
     lines = results.drafters_markdown(found["runs"]) if drafters else results.markdown(found["rows"])
     typer.echo("\n".join(results.trees_markdown(found["trees"]) if trees else lines))
+
+
+@app.command("docs")
+def docs_() -> None:
+    """Write the pages of docs/results from the files of presets/results."""
+    from . import docs
+
+    docs.write()
 
 
 @app.command()

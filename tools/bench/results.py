@@ -150,6 +150,11 @@ def _drafter(row: Row) -> str:
     return f"`{row['drafter']}`"
 
 
+def drafting(row: Row) -> str:
+    """The drafter and, where it is not the default, the rule."""
+    return _drafter(row) + _rule(row)
+
+
 def _rule(row: Row) -> str:
     return f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else ""
 
@@ -170,7 +175,7 @@ def drafters_markdown(runs: Runs) -> list[str]:
         auto = by_k.get(AUTO, [])
         rows.append(
             {
-                **{"": _drafter(family[0]) + _rule(family[0]), "T": family[0]["temperature"], "fastest K": best},
+                **{"": drafting(family[0]), "T": family[0]["temperature"], "fastest K": best},
                 "tied with it": ", ".join(map(str, tied)) or None,
                 "its speed-up": geometric_mean(ratios(by_k[best], alone), of_many=len(logs)),
                 "K = auto": geometric_mean(ratios(auto, alone)),
@@ -196,7 +201,7 @@ def trees_markdown(rows: Sequence[Row]) -> list[str]:
         return lambda row: "1" if row["best_chain"] else (row["to_chain"] or {}).get(name), ".2f"
 
     columns: Columns = {
-        **{"drafter": (lambda row: _drafter(row) + _rule(row), ""), "T": ("temperature", "g"), "draft": (size_of, "")},
+        **{"drafter": (drafting, ""), "T": ("temperature", "g"), "draft": (size_of, "")},
         **{"tokens a round": ("tokens_per_round", ".2f"), "rows a pass": ("rows", ".1f"), "tokens/s": (_speed, ".1f")},
         "to the target alone": ("to_alone", ".2f"),
         "tokens a round, to that chain": to_chain("tokens_per_round"),
