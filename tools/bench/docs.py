@@ -104,7 +104,7 @@ def _ran(saved: Mapping[str, Any]) -> str:
     elif saved.get("trees"):
         words.append(f"{rows[0]['tokens_per_second'].count} prompts")
     if heats := sorted({row["temperature"] for row in rows if "temperature" in row}):
-        words.append("T = " + " and ".join(f"{heat:g}" for heat in heats))
+        words.append("T = " + ", ".join(f"{heat:g}" for heat in heats))
     lengths = NEW_TOKENS.findall(saved["command"]) or ([max(run["new_tokens"] for run in runs)] if runs else [])
     return ", ".join([*words, *(f"at most {length} new tokens" for length in lengths)])
 
@@ -122,7 +122,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def _tables(saved: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
-    """The tables of a file; `names` are of `OF_RUNS` and for files that `bench --json` wrote."""
+    """The tables of a file; of one with runs, those of `OF_RUNS` with these names."""
     if "runs" in saved:
         trees = [trees_markdown(saved["trees"])] if saved["trees"] else []
         return [OF_RUNS[name](saved) for name in names] + trees
