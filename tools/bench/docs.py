@@ -40,8 +40,10 @@ HEADINGS = {
 }
 SHARES = {"achieved": ".0%", "waiting": ".1%", "acceptance_rate": ".0%"}
 LEFT_OUT = {"command", "note", "part", "bytes", "context"}  # from tables
-FACTS = ("cores", "threads", "engine", "dtype", "weights_dtype", "driver", "cuda", "python", "torch", "transformers")
-FACTS += ("triton", "commit")
+FACTS = (
+    *("cores", "threads", "engine", "dtype", "weights_dtype"),
+    *("driver", "cuda", "python", "torch", "transformers", "triton", "commit"),
+)
 VARIABLE = re.compile(r"\((SPECDEMO_\w+=\w+)\)")  # of the environment, as the CPU's name keeps it
 TRAINING = ("head", "round", "commit", "training_tokens", "tokens_read_before", "tokens_per_round")
 
@@ -137,7 +139,7 @@ def _tables(saved: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
         return [_plain([{name: round_[name] for name in TRAINING} for round_ in rounds])]
     if rows := saved.get("passes") or saved.get("rows"):
         return [_plain(rows), *([_plain(saved["draft_model"]["rows"])] if "draft_model" in saved else [])]
-    return [_plain([saved])]
+    return [_plain([dict(saved)])]
 
 
 def _plain(rows: Iterable[Row]) -> list[str]:
