@@ -151,7 +151,11 @@ class Settings:
     max_new_tokens: int = setting(128, "max new tokens", 1, MAX_NEW_TOKENS, "The most tokens to write.")
     seed: int = setting(0, "seed", 0, MAX_SEED, "The same seed, settings and machine give the same tokens.")
     rule: str = setting(MATCH, "The rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.", choices=RULES)
-    tree: bool = setting(False, "tree", help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay.")
+    tree: bool = setting(
+        False,
+        "tree",
+        help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay. Experimental on a GPU.",
+    )
     stop: tuple[str, ...] = setting((), "stop", help="Stop after this text; may be given several times.")
     ahead: int = setting(
         0,

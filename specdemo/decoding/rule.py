@@ -36,8 +36,11 @@ class Drawn(NamedTuple):
 class Rule:
     """Tests the drafts of one run: says which drafted tokens are accepted, and which token follows them.
 
-    draft      k guesses of what follows the text. They form a tree: each follows the text or another of them, its
-               parent. A chain is the tree with parents -1, 0, 1, ...
+    target     the model whose distribution the text follows; also a token of its own where nothing was drafted
+    drafter    what proposes drafts
+    draft      k guesses (drafted tokens) of what follows the text, at most K. They form a tree: each follows the text
+               or another of them, its parent. A chain is the tree with parents -1, 0, 1, ...
+    round      a draft, a pass over it and its test, which emits 1 to k + 1 tokens
     pass       the target reads the pending token, which is the newest of the text, and the draft. Row 0 of the pass is
                the pending token, row i + 1 the drafted token i. The logits of a row are of the token after it.
     p, q       the probabilities of the target and of the drafter, after temperature, top-k and top-p
@@ -45,9 +48,8 @@ class Rule:
     accepted   on the path
     rejected   follows the text or an accepted token, and failed its test
     untested   follows a token that was not accepted, or the end of the text
-    resampled  the target's own token after the path, where drafted tokens were rejected
+    resampled  the target's own token after the path, where drafted tokens were rejected; the page says corrected
     bonus      the target's own token after the path, where nothing more was drafted
-    target     the target's own token where nothing was drafted at all
 
     A subclass says how a token is drawn from a distribution and how a draft is tested. `needs_draft_probs` says whether
     it reads `Draft.probs`. Target and drafter get the same warping, because both go through here. A rule has no state

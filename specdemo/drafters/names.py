@@ -59,7 +59,7 @@ DRAFTERS = {
     "p-eagle": Listing(
         "heads.peagle:PEagle",
         "A trained head of several layers that guesses all at once",
-        "A P-EAGLE head: it reads what eagle reads, and drafts all K tokens in one pass.",
+        "A P-EAGLE head: it reads what eagle reads, and drafts all K tokens in one pass. Experimental.",
         parallel_drafting=True,
     ),
     "block": Listing(
@@ -71,13 +71,13 @@ DRAFTERS = {
     "dspark": Listing(
         "heads.block:DSpark",
         "A trained head that guesses all at once, then in order",
-        "A block head like DSpark: one pass for all K tokens, then a small term for each token and the one before.",
+        "A block head like DSpark: one pass, then a small term for each token and the one before. Experimental.",
         parallel_drafting=True,
     ),
     "dflash2": Listing(
         "heads.block:DFlash2",
         "A trained head that guesses all at once, then chooses in order",
-        "A block head like DFlash 2: one pass names candidates for all places, then the token before chooses of them.",
+        "A block head like DFlash 2: one pass names candidates, and each token chooses the next. Experimental.",
         parallel_drafting=True,
     ),
     "medusa": Listing(
@@ -89,7 +89,7 @@ DRAFTERS = {
     "mtp": Listing(
         "mtp:Mtp",
         "A layer that the target brings along",
-        "The layer for further tokens (MTP) that some targets were trained with. Good guesses; each costs that layer.",
+        "The layer for further tokens (MTP) that some targets were trained with. Experimental.",
         branches=False,
     ),
     "lookup-block": Listing(
@@ -111,7 +111,7 @@ DRAFTERS = {
     "lookup-mtp": Listing(
         "lookup_first:LookupFirst",
         "Copies earlier words, else a layer that the target brings along",
-        "Prompt lookup where the text repeats itself, the layer for further tokens (MTP) elsewhere.",
+        "Prompt lookup where the text repeats itself, the layer for further tokens (MTP) elsewhere. Experimental.",
         branches=False,
     ),
     "draft-model": Listing(

@@ -15,7 +15,7 @@ from gradio.context import LocalContext
 
 def add_login() -> None:
     """Add the button to the page that is being built. It says who is logged in, and logs out."""
-    gr.LoginButton("Sign in with Hugging Face for gated models", size="sm", elem_id="hub-login")
+    gr.LoginButton("Sign in with Hugging Face for gated models (experimental)", size="sm", elem_id="hub-login")
 
 
 def visitor_token() -> str | None:

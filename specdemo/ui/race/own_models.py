@@ -45,7 +45,7 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
         )
         own.head = gr.Textbox(
             label="Head",
-            info="Optional: EAGLE-3, DFlash, DSpark or Medusa, a hub id or a folder.",
+            info="Optional, experimental: EAGLE-3, DFlash, DSpark or Medusa, a hub id or a folder.",
             max_lines=1,
             elem_id="own-head",
         )
