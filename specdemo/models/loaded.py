@@ -1,4 +1,11 @@
-"""A preset made ready: its models on a device, its tokenizer, and what a run needs to know of them."""
+"""A preset made ready: its models on a device, its tokenizer, and what a run needs to know of them.
+
+>>> loaded = load(find_preset("nanogpt-shakespeare"), device="cpu")
+>>> loaded.tokenizer.decode(loaded.encode("ROMEO:"))
+'ROMEO:'
+>>> loaded.target_runner(capacity=64).length
+0
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Starts runs of a loaded preset, and races drafters against the target alone."""
+"""Starts runs of a loaded preset, and races drafters against the target alone.
+
+>>> entries = list(race(loaded, "prompt-lookup", loaded.encode("ROMEO:"), Settings(k=4, max_new_tokens=16)))
+>>> texts = {PLAIN: "", SPECULATIVE: ""}
+>>> for entry in entries:
+...     texts[entry.lane] += text_of(entry.event)
+>>> texts[PLAIN] == texts[SPECULATIVE]
+True
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """Asks a server over HTTP, and limits its answers in size and kind.
 
 Keys are sent in a header and appear nowhere else: in no error, log or trace.
+
+>>> with Client(Address.read("http://127.0.0.1:8080")) as client:
+...     client.get("/props")["model_path"]
+'/models/toy.gguf'
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192,
 sections 3.1 to 3.4. Their gamma is K here. All costs are in target passes: the time of a pass over one token is 1.
 Their model has every guess pass with the same probability alpha, whether the others pass or not.
+
+>>> costs = Costs(draft=0.1)  # a guess takes a tenth of a target pass
+>>> round(speed_up(0.8, 4, costs), 2), best_k(0.8, costs)
+(2.4, 6)
 """
 
 from __future__ import annotations
