@@ -35,7 +35,8 @@ class Models:
     ] = None
     draft: Annotated[str | None, Option(help="The draft model of --target, named in the same way.")] = None
     head: Annotated[
-        str | None, Option(help="A head of others (EAGLE-3, DFlash, DSpark, Medusa): a hub id or a folder. Experimental.")
+        str | None,
+        Option(help="A head of others (EAGLE-3, DFlash, DSpark, Medusa): a hub id or a folder. Experimental."),
     ] = None
     save_preset: Annotated[str | None, Option(help="Keep --target, --draft and --head as a preset of this name.")] = (
         None

@@ -129,7 +129,9 @@ def _add_settings(
         elem_id="preset",
     )
     with gr.Accordion("More settings", open=False, elem_id="more"):
-        form["tree"] = gr.Checkbox(tree, label="Draft trees", info="Guesses that branch; experimental on a GPU.", elem_id="tree")
+        form["tree"] = gr.Checkbox(
+            tree, label="Draft trees", info="Guesses that branch. Experimental on a GPU.", elem_id="tree"
+        )
         for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
             with gr.Row():
                 form[lane] = gr.Dropdown(LANE_CHOICES, value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane)
