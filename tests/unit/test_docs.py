@@ -162,25 +162,6 @@ def test_the_repository_weighs_no_more_than_contributors_are_told(files: str, ea
     assert sum(sizes) <= together
 
 
-def words_in(*patterns: str) -> int:
-    """The words of pages, with tables and commands, without the pages of results."""
-    paths = {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)}
-    pages = [ROOT / path for path in paths if not path.as_posix().startswith("docs/results")]
-    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
-
-
-@pytest.mark.parametrize(
-    ("patterns", "most"),
-    [
-        (["README.md", "docs/**/*.md"], 13_300),  # and the 1,000 of docs/results.md
-        (["docs/how-it-works.md"], 2_500),
-        (["docs/DEVELOPERS.md"], 1_400),
-    ],
-)
-def test_the_docs_stay_short(patterns: list[str], most: int) -> None:
-    assert 0 < words_in(*patterns) <= most
-
-
 DEVELOPERS = (ROOT / "docs" / "DEVELOPERS.md").read_text(encoding="utf-8")
 
 
