@@ -162,7 +162,7 @@ class Settings:
         "ahead",
         0,
         MAX_AHEAD,
-        "Draft ahead for this many outcomes at each place of the draft; 0 is off.",
+        "Prepare the next draft for this many tokens that may follow each position; 0 is off.",
         label="Draft ahead (0 is off)",
     )
     grammar: str = setting(
@@ -186,11 +186,11 @@ class Settings:
         if self.top_p == 0:
             raise BadInput("top-p must be above 0 (and at most 1, which turns it off).")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings, please; there are {len(self.stop)}.")
+            raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings are allowed, not {len(self.stop)}.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise BadInput("A stop string cannot be empty.")
         if max(map(len, self.stop), default=0) > MAX_STOP:
-            raise BadInput(f"A stop string has at most {MAX_STOP:,} characters, please.")
+            raise BadInput(f"A stop string has at most {MAX_STOP:,} characters.")
         if not all(is_text(text) for text in self.stop):
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
         if not is_text(self.grammar):

@@ -29,8 +29,8 @@ def walk(
 ) -> tuple[list[int], list[DraftOutcome]]:
     """The path of accepted tokens, each the parent of the next, and the outcome of each drafted token.
 
-    Of siblings that passed the first counts. The tokens after the text and after each accepted one are tested, as long
-    as fewer than `most` are accepted: so many tokens are emitted.
+    If several siblings passed, the first is accepted. The children of the text and of each accepted token are tested,
+    until `most` tokens are accepted.
     """
     path, outcomes, tested = list[int](), list[DraftOutcome](), {-1}
     for node, (parent, passes) in enumerate(zip(parents, passed, strict=True)):  # parents come first
@@ -101,7 +101,7 @@ class Answer(NamedTuple):
         return self.emitted[-1]
 
     def until(self, count: int) -> Answer:
-        """The same where the text ends with the emitted token of this number. What would follow is not tested."""
+        """This answer for a text that ends after `count` emitted tokens. Guesses after them become untested."""
         passed = [guess.outcome is DraftOutcome.ACCEPTED for guess in self.guesses]
         _, outcomes = walk(parents_of(self.guesses), passed, count)
         guesses = (replace(guess, outcome=outcome) for guess, outcome in zip(self.guesses, outcomes, strict=True))

@@ -4,11 +4,10 @@
 the highest rate, in tokens per second, and the rate of no draft is known as well. This takes the cost of a pass by its
 rows, the cost of a draft by its length, and the chance that a guess passes by its position.
 
-**What does not pay is tried again** when it has rested for as many rounds as its last draft lost tokens, divided by
-`PROBING`. Lost is what such a draft is expected to lose to the best choice, and if none of its guesses passed, what its
-drafter had to read because it had missed it. So tries take that share of the time, however dear they are. The best form
-loses nothing and does not rest, and what nobody has tried has no rest to wait for. Readers who share passes share the
-rest, so they try together, and each of them counts its rounds.
+**A form that does not pay is tried again** after a rest of (tokens that its last draft lost) / `PROBING` rounds. The
+loss is that against the best choice and, if no guess was accepted, the cost of reading what the drafter had missed. So
+tries take that share of the time, whatever they cost. The best form and untried forms do not rest. Readers who share
+passes share the rest: they try together, and the rounds of each count.
 
 **What is learnt.** From each draft: what it cost, and which guesses passed. From each pass: what it cost. `CostModel`
 keeps this for later runs. What must be known before the first run is measured by `measuring`: passes of a few lengths,

@@ -51,10 +51,10 @@ class CostModel:
         return len(self.shares(readers)) - 2
 
     def shares(self, readers: int) -> list[float]:
-        """What a pass over 0, 1, 2, ... tokens of a reader costs this reader, if several share it; nothing at 0.
+        """A reader's share of a pass over 0, 1, 2, ... of its tokens, in passes over one token; the first is 0.
 
-        Those who draft share what their drafts add. The first of them make a pass of many tokens much dearer, so a
-        round in which a few draft costs each of them more than one in which all do.
+        Readers that draft share what their drafts add. The first drafts make a pass much longer, so each costs more in
+        a round where few readers draft than where all do.
         """
         if readers == 1:
             return self.passes

@@ -21,8 +21,8 @@ class DraftOptions(NamedTuple):
 
     Attributes:
         depth: the most tokens on a path of a tree; None asks for a chain.
-        stop_below: of K = auto. A chain ends with the token at which the chance that all its tokens pass falls below
-            this. A tree holds no token but the first with a lower chance to pass.
+        stop_below: set by K = auto. A chain ends with the token at which the chance that all its tokens pass falls
+            below this. A tree holds no token but the first with a lower chance to pass.
         alone: whether no passes of other prompts can be one with the drafter's own, so that it may call captured work.
     """
 
@@ -38,7 +38,7 @@ class Needs(NamedTuple):
     """What a drafter needs of a preset.
 
     Attributes:
-        missing: what of it is not there, in words; None if nothing.
+        missing: what the preset lacks, in words; None if nothing.
         context: the longest run that it can read, in tokens; None if it can read what the target can.
         device: the one that computes a draft, whose clock times it; None stands for that of the target's logits.
     """

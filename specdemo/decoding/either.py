@@ -1,4 +1,4 @@
-"""A drafter that is one of two, in each round anew."""
+"""A drafter that lets one of two others draft each round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .drafter import Drafter
 
 
 class Either(Drafter):
-    """Hands over to one of two drafters, in each round anew. K = auto learns about each of them by its own name."""
+    """Lets one of two drafters draft each round. K = auto learns about each of them by its own name."""
 
     def __init__(self, first: Drafter, other: Drafter) -> None:
         self.first, self.other = first, other

@@ -43,7 +43,7 @@ def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str 
 
 
 class Form(NamedTuple):
-    """Of a draft: K, whether it is a tree, and when it stops, see `DraftOptions`."""
+    """The form of a draft: K, whether it is a tree, and when it stops, see `DraftOptions`."""
 
     k: int
     tree: bool = False
@@ -63,7 +63,7 @@ class Chooser(Protocol):
 
 
 class Given:
-    """The form of each round as it is given: always the same, or as a trace recorded it."""
+    """A chooser with a fixed list of forms: one for all rounds, or those of a trace."""
 
     def __init__(self, forms: Iterable[Form]) -> None:
         self.forms = iter(forms)

@@ -11,8 +11,8 @@ from ..tokens import Draft
 
 
 class Forced(Drafter):
-    """Drafts the tokens that only one text can satisfy. They are chosen, not drawn (q = 1); nearly all have p = 1, see
-    `decoding.constraint`. The draft is a chain where trees are asked for too."""
+    """Drafts tokens where the grammar allows only one text. They are chosen, not drawn (q = 1); nearly all have p = 1,
+    see `decoding.constraint`. The draft is a chain where trees are asked for too."""
 
     name = "forced"
 

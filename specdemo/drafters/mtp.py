@@ -27,8 +27,8 @@ class MtpHead:
     """An MTP layer, run by transformers' own code, with the embeddings of its target where it has none of its own.
 
     It reads the state of a token beside the embedding of the token that follows: a norm of each, a projection, a
-    decoder layer and a norm. The target's output layer turns the result into logits of the token after that. Trained is
-    the first step alone. The next ones read the layer's own last output in place of a state of the target.
+    decoder layer and a norm. The target's output layer turns the result into logits of the token after that. Only the
+    first step is trained. Later steps read the layer's own last output in place of a state of the target.
 
     The states of the target are those after its final norm, and those fed back are after the layer's own, as in SGLang
     for all families. Others began with states before a norm, and found that more guesses are accepted with those after

@@ -59,7 +59,7 @@ DRAFTERS = {
     "p-eagle": Listing(
         "heads.peagle:PEagle",
         "A trained head of several layers that guesses all at once",
-        "A P-EAGLE head: it reads what eagle reads, and drafts all K tokens in one pass. Experimental.",
+        "Experimental: a P-EAGLE head, which reads what eagle reads and drafts all K tokens in one pass.",
         parallel_drafting=True,
     ),
     "block": Listing(
@@ -71,13 +71,13 @@ DRAFTERS = {
     "dspark": Listing(
         "heads.block:DSpark",
         "A trained head that guesses all at once, then in order",
-        "A block head like DSpark: one pass, then a small term for each token and the one before. Experimental.",
+        "Experimental: a head like DSpark. One pass for all K tokens, then each is adjusted to the token before it.",
         parallel_drafting=True,
     ),
     "dflash2": Listing(
         "heads.block:DFlash2",
         "A trained head that guesses all at once, then chooses in order",
-        "A block head like DFlash 2: one pass names candidates, and each token chooses the next. Experimental.",
+        "Experimental: a head like DFlash 2. One pass names candidates; each is then chosen by the token before it.",
         parallel_drafting=True,
     ),
     "medusa": Listing(
@@ -89,7 +89,7 @@ DRAFTERS = {
     "mtp": Listing(
         "mtp:Mtp",
         "A layer that the target brings along",
-        "The layer for further tokens (MTP) that some targets were trained with. Experimental.",
+        "Experimental: the target's own layer for further tokens (MTP). Each guess costs one pass of that layer.",
         branches=False,
     ),
     "lookup-block": Listing(

@@ -46,7 +46,7 @@ class EagerRunner(Runner):
 
     @property
     def cannot_branch(self) -> str | None:
-        """Allowed are families whose attention uses one mask. In others a row might see rows outside its branch."""
+        """None for families whose attention uses one mask. In others a row might see rows outside its branch."""
         config = self.model.config.get_text_config()
         layers = set(getattr(config, "layer_types", None) or {"full_attention"})
         if not family_of(config).branches:

@@ -215,7 +215,7 @@ def mixtures(config: PreTrainedConfig) -> set[Mixture]:
 
 
 def inner_size(config: PreTrainedConfig) -> int:
-    """Of the MLP of a layer without experts."""
+    """The inner width of the MLP in a layer without experts."""
     stated = config.n_inner if family_of(config).centred else config.intermediate_size
     return 4 * config.hidden_size if stated is None else int(stated)
 

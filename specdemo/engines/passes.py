@@ -33,7 +33,7 @@ class PendingPass:
         raise NotImplementedError
 
     def read(self) -> Tensor:
-        """Do it. Returns the logits."""
+        """Run the pass. Returns the logits, [T, V] or [1, V]."""
         raise NotImplementedError
 
 

@@ -68,7 +68,7 @@ class Runner:
 
     @property
     def experts_read(self) -> Mapping[int, float]:
-        """How many experts of a layer a pass over so many rows has read so far, in the mean, where that is counted."""
+        """Mean experts read in a layer, by the rows of the pass; empty where they are not counted."""
         return {}
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:

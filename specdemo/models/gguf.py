@@ -162,7 +162,7 @@ def check_header(name: str, header: Header) -> None:
     from gguf import GGMLQuantizationType
 
     if header.fields.get("general.type") == "adapter" or "adapter.type" in header.fields:
-        raise LoadError(f"{name} is a LoRA adapter, which changes a model and is none.")
+        raise LoadError(f"{name} is a LoRA adapter, not a model.")
     if not header.shapes:
         raise LoadError(f"{name} is a vocabulary without weights.")
     _check_sizes(name, header)

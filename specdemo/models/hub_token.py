@@ -1,8 +1,8 @@
-"""Whose token the hub is asked with.
+"""The token for requests to the hub.
 
 By default it is that of the hub's own library: of `hf auth login`, or of the variable `HF_TOKEN`. On a Space with a
-login it is the visitor's, for as long as one load or one question takes. It stands in a context variable and nowhere
-else, so nothing keeps it.
+login it is the visitor's, for the time of one load or request. The token is held in a context variable only, so nothing
+stores it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .opened import _ModelInMemory
 
 log = logging.getLogger(__name__)
-MAKING_ROOM = "making room: the preset that was loaded goes"
+MAKING_ROOM = "unloading the previous preset to make room"
 LANES = 2  # runs of the target at the same time, in a race
 
 

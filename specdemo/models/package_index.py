@@ -237,7 +237,7 @@ def _why_pip_failed(what: object, sha256: str, output: str) -> str:
         return f"The disk became full while downloading {what}: free some space and try again."
     if other := re.search(r"Expected sha256 .*\s+Got\s+(\w+)", output):
         return (
-            f"The file of {what} is not the one that is pinned and was thrown away: its SHA-256 begins with "
+            f"The file of {what} has the wrong checksum and was deleted: its SHA-256 begins with "
             f"{other[1][:12]}, it should begin with {sha256[:12]}."
         )
     if "Retrying (" in output:  # pip prints this for every kind of network error

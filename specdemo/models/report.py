@@ -27,8 +27,8 @@ from .store import LoadError
 from .translation import BY_TEXT, differing_token
 
 ESTIMATE = (
-    "An estimate, by sizes alone: a guess by {name} costs about {share:.0%} of a pass of the target, so rounds with "
-    "drafts of 4 pay from {tokens:.1f} tokens on."
+    "Estimated from the sizes: a guess by {name} costs about {share:.0%} of a pass of the target, so a round with a "
+    "draft of 4 pays if it writes {tokens:.1f} tokens or more."
 )
 RUNNING_STATES = (
     "Some of its layers keep a running state, which cannot be rolled back: after a rejected guess it reads the "

@@ -53,8 +53,8 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def version_of(file: Path) -> str:
-    """Another text whenever a file has changed: its number on the disk, which stays if it is moved, its size, and its
-    time of writing. Empty if there is none."""
+    """A string that changes with the file: its inode, which stays if it is moved, its size and its time of writing.
+    Empty if there is no file."""
     try:
         found = file.stat()
     except OSError:
@@ -102,7 +102,7 @@ def check_sum(file: Path, expected: str, what: str) -> None:
     actual = sum_of(file)
     if actual != expected:
         raise LoadError(
-            f"{what} is not the one this preset was made for and was thrown away: "
+            f"{what} has the wrong checksum and was deleted: "
             f"its SHA-256 begins with {actual[:12]}, it should begin with {expected[:12]}."
         )
 

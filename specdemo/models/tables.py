@@ -102,7 +102,7 @@ def _beside(value: Any, info: ValidationInfo) -> Path:
     try:
         return folder_of(info) / Path(text).expanduser()
     except RuntimeError as error:  # ~name of a user who does not exist
-        raise problem("names the home of nobody here") from error
+        raise problem("begins with ~ and a user that does not exist") from error
 
 
 def existing_file(value: Any, info: ValidationInfo) -> Path:

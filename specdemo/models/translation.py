@@ -17,8 +17,8 @@ WINDOW = 16  # tokens encoded together with the drafted ones, since words may jo
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what incomplete characters are decoded to
 BY_TEXT = (  # measured as in docs/how-it-works.md, "Drafters"
     "The tokenizers differ, so the draft model drafts by text: each round decodes the text and encodes it again (1% to "
-    "4% of the draft time in our measurement, and more for long texts), some drafts are lost where the two cut words "
-    "otherwise (2% of the rounds), and above temperature 0 fewer tokens pass, since they are chosen and not drawn."
+    "4% of the draft time in our measurement, and more for long texts), some drafts are lost where the two split words "
+    "differently (2% of the rounds), and above temperature 0 fewer guesses are accepted, since they are not drawn."
 )
 
 

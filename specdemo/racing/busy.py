@@ -89,7 +89,7 @@ def best_passes(loaded: Loaded) -> dict[str, float]:
 
 
 def remember(loaded: Loaded, pace: Pace) -> None:
-    """Keep the pace if it is the best. Of two commands that end at once, the file may keep one or none."""
+    """Save the pace if it is the best. If two commands end at the same time, one or both may be lost."""
     if not pace.usual:
         return
     key, bests = _key(loaded), _read()

@@ -149,7 +149,7 @@ class Texts:
 
     @property
     def number(self) -> int:
-        """Of the first token that differs, counted from 1."""
+        """The number of the first token that differs, from 1."""
         return self.place + 1
 
     @property

@@ -114,7 +114,7 @@ class LaneFigures:
 
     @property
     def first_passed(self) -> int:
-        """In how many of these the first guess was accepted, in a tree the likeliest of those that follow the text."""
+        """How many `known_drafts` had their first guess accepted; in a tree, the likeliest child of the text."""
         return sum(each.drafted[0].outcome is DraftOutcome.ACCEPTED for each in self.known_drafts)
 
     @property

@@ -95,7 +95,7 @@ def check_rule(drafter: str, settings: Settings, readers: int = 1) -> None:
         if readers > 1:
             raise BadInput("Several prompts at once cannot be drafted ahead.")
         if settings.grammar:
-            raise BadInput("Drafts ahead of a grammar are not possible: leave out the one or the other.")
+            raise BadInput("A text with a grammar cannot be drafted ahead: leave out one of the two.")
         if not DRAFTERS[drafter].drafts_ahead:
             able = ", ".join(name for name, entry in DRAFTERS.items() if entry.drafts_ahead)
             raise BadInput(f"The drafter {drafter} cannot draft ahead. Those that can: {able}.")

@@ -28,7 +28,7 @@ AT_ONCE = Field(
     "choice",
     "1",
     choices={"1": "a race", **{str(count): f"{count} prompts" for count in (2, 4, 8, 16)}},
-    info="With more than one, this prompt and examples are decoded together.",
+    info="A reader has one prompt. With several, examples are decoded together with yours.",
     in_sentences="The number of readers",
     help="How many prompts are decoded at once, 1, 2, 4, 8 or 16: this one and examples.",
 )

@@ -25,7 +25,7 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
         ),
         "readers, short": (
             lambda v: v.readers > 1 and not v.is_long,
-            "{of readers} That is of the few rounds before the first text ended.",
+            "{of readers} Only the few rounds before the first text ended count.",
         ),
         "readers": (lambda v: v.readers > 1, "{of readers}"),
         "no draft": (lambda v: v.speed_up is None, "Nothing was drafted, so both lanes did the same work{chance}."),
@@ -35,13 +35,13 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
         ),
         "slower, why": (
             lambda v: v.side < 0 and v.reason,
-            "Slower, {speeds}, because {why}: {needs}. {advice} {prompt}",
+            "Slower ({speeds}) because {why}: {needs}. {advice} {prompt}",
         ),
         "slower": (lambda v: v.side < 0, "{speed}: {needs}. {advice} {prompt}"),
         "": "{speed}: {tokens:tokens} tokens per target pass{and costs}{and rest}. {advice} {prompt}",
     },
     "busy": {
-        "slow": (lambda v: v.pace.is_slow, "This machine is busy: a pass takes {pace.busy:.1f} times its best."),
+        "slow": (lambda v: v.pace.is_slow, "This machine is busy: a pass takes {pace.busy:.1f} times its best time."),
         "": (
             lambda v: v.pace.busy,
             "This machine is busy: passes take from {pace.quartiles[0]:.1f} to {pace.quartiles[1]:.1f} ms.",
@@ -64,7 +64,7 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
     "chance of readers": {
         "": (
             lambda v: round(v.ratio, 2) != 1,
-            lambda v: f"The {abs(v.ratio - 1):.0%} between them is timing noise, and what a drafter does besides.",
+            lambda v: f"The {abs(v.ratio - 1):.0%} between them is timing noise and the cost of having a drafter.",
         ),
     },
     "of readers": {
@@ -79,7 +79,7 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
     "readers get": {"": "With {readers} readers at once {drafter} gives"},
     "drafter": {"": (lambda v: v.request, "{request.drafter}"), "unknown": "the drafter"},
     "a round": {
-        "": "A round reads {rows_of_all:g} rows instead of {readers} and takes {needed:.1f} times as long "
+        "": "A round reads {rows_of_all:g} tokens instead of {readers} and takes {needed:.1f} times as long "
         "{of it drafting}, but writes {tokens:tokens} tokens for each reader.",
     },
     "of it drafting": {
@@ -92,7 +92,7 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
     "why": {
         "acceptance": (
             lambda v: v.reason == "acceptance",
-            "too few guesses pass, {lane.acceptance_rate:.0%} of those tested where {needed_acceptance:.0%} would do",
+            "only {lane.acceptance_rate:.0%} of the tested guesses are accepted and {needed_acceptance:.0%} are needed",
         ),
         "rest": (lambda v: v.reason == "rest", "{rest}"),
         "drafting": (lambda v: v.reason == "drafting", "{drafting}"),
@@ -120,7 +120,7 @@ VERDICT: Mapping[str, Mapping[str, Row]] = {
     "advice": {
         "longer": (
             lambda v: v.has_better_k and v.best[0] > v.k,
-            "Try K = {best[0]}: {passed_to_the_end:.0%} of the drafts passed up to their last token.",
+            "Try K = {best[0]}: {passed_to_the_end:.0%} of the drafts were accepted in full.",
         ),
         "shorter": (lambda v: v.has_better_k, "Try K = {best[0]} ({best[1]:times} by these rounds){or free}."),
         "free": (lambda v: v.would_pay_if_free, "Try {free}."),

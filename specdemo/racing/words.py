@@ -19,12 +19,12 @@ from .verdict_words import VERDICT, Row
 
 
 def sentence(slot: str, facts: Any) -> str:
-    """What the first row says whose condition holds; "" if there is none."""
+    """The sentence of the first row whose condition holds; "" if none does."""
     return next((_filled(row, facts) for row in TABLE[slot].values() if _holds(row, facts)), "")
 
 
 def sentences(slot: str, facts: Any) -> dict[str, str]:
-    """What all rows say whose conditions hold, by the names of the rows; without those that say nothing."""
+    """The sentences of all rows whose conditions hold, by row name; empty ones are left out."""
     found = {name: _filled(row, facts) for name, row in TABLE[slot].items() if _holds(row, facts)}
     return {name: words for name, words in found.items() if words}
 
@@ -61,7 +61,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     "more pass": {
         "": (
             lambda o: o.most_apt != o.fastest,
-            "In {most_apt} more guesses pass, {apt_rate:.0%} of the tested ones, but a token takes longer.",
+            "{most_apt} has more guesses accepted ({apt_rate:.0%} of those tested), but takes longer for each token.",
         ),
     },
     "race headline": {
@@ -137,7 +137,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
         "servers": (
             lambda t: t.is_of_servers,
-            "The servers do not tell how close the two candidate tokens were there.",
+            "The servers do not report how close the two candidate tokens were there.",
         ),
         "exact": (
             lambda t: t.is_exact,
@@ -182,12 +182,12 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     "guess": {
         "untested": (
             lambda g: g.token.outcome is DraftOutcome.UNTESTED,
-            "Not tested: it comes after a guess that failed, or is on another branch.",
+            "Not tested: it comes after a rejected guess, or is on another branch.",
         ),
         "likeliest": (lambda g: g.settings.temperature == 0, "It is {not} the target's likeliest token here."),
         "match": (
             lambda g: g.settings.rule == MATCH,
-            "The target drew {this} token here, by the random numbers of this place.",
+            "The target drew {this} token here, with the random numbers of this position.",
         ),
         "unknown": (lambda g: g.least is None, "It {passed} the test of rejection sampling."),
         "": "The number drawn, {token.draw:.3f}, is {not} below min(1, p / q) = {least:.3f}.",
@@ -196,14 +196,14 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     "this": {"": (lambda g: g.has_passed, "this"), "other": "another"},
     "passed": {"": (lambda g: g.has_passed, "passed"), "failed": "failed"},
     "origin": {
-        "accepted": (lambda t: t.kind is TokenKind.ACCEPTED, "A guess that passed its test."),
+        "accepted": (lambda t: t.kind is TokenKind.ACCEPTED, "A guess that the target accepted."),
         "resampled": (
             lambda t: t.kind is TokenKind.RESAMPLED,
-            "The target's own token, in place of the guess that failed.",
+            "The target's own token, in place of the rejected guess.",
         ),
         "bonus": (
             lambda t: t.kind is TokenKind.BONUS,
-            "All guesses passed. The same pass also computed what comes after them, so this token is free.",
+            "All guesses were accepted. The same pass also computed the token after them, so this one is free.",
         ),
         "target": (
             lambda t: t.kind is TokenKind.TARGET,

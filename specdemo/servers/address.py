@@ -44,7 +44,9 @@ class Address:
         except ValueError:
             raise BadInput(f"{wrong}.") from None
         if parts.username is not None or parts.password is not None:
-            raise BadInput(f"{wrong}: a key does not belong into it, but into the environment.")  # nor is it shown
+            raise BadInput(
+                f"{wrong}: put the key in SPECDEMO_SERVER_KEY or SPECDEMO_BASELINE_KEY, not here."
+            )  # nor is it shown
         if parts.scheme not in PORTS or not host or not _is_name(host) or parts.path.rstrip("/") not in ("", "/v1"):
             raise BadInput(f"{wrong}.")
         if parts.query or parts.fragment:

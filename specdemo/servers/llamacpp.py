@@ -31,7 +31,7 @@ REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": Finish
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppEvent:
-    """Of a stream of `/completion`."""
+    """An event of a stream of `/completion`."""
 
     content: str
     tokens: Ids
@@ -65,7 +65,7 @@ class _Likeliest:
 
 
 class LlamaCpp:
-    """A `Dialect`."""
+    """The `Dialect` of llama.cpp's server."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

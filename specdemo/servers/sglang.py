@@ -25,7 +25,7 @@ def _either(*names: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SGLangEvent:
-    """Of a stream of `/generate`."""
+    """An event of a stream of `/generate`."""
 
     output_ids: Ids
     text: str | None
@@ -43,7 +43,7 @@ class SGLangEvent:
 
 
 class SGLang:
-    """A `Dialect`."""
+    """The `Dialect` of SGLang."""
 
     def __init__(self, client: Client, model: str) -> None:
         self.client, self.model = client, model

@@ -48,7 +48,7 @@ class _Speculation:
 
 @dataclass(frozen=True, slots=True)
 class VLLMEvent:
-    """Of a stream of `/v1/completions`."""
+    """An event of a stream of `/v1/completions`."""
 
     choices: tuple[_Choice, ...]
     prompt_tokens: Annotated[Count | None, at("usage", "prompt_tokens")] = None
@@ -63,7 +63,7 @@ class _Likeliest:
 
 
 class VLLM:
-    """A `Dialect`."""
+    """The `Dialect` of vLLM."""
 
     def __init__(self, client: Client, model: str) -> None:
         self.client, self.model = client, model

@@ -37,14 +37,14 @@ SIMULATION = (
 
 
 class DraftsAhead(Grid):
-    """While the target verifies a draft, the drafter could prepare the next one, for the likeliest outcomes. If one of
-    them comes true, the next draft is there at once. This view measures how often that is, what it brings on this
-    machine, where both share the cores, and what a second device would bring.
+    """While the target reads a draft, the drafter can prepare the next one for the likeliest outcomes. If one of them
+    comes true, the next draft is there at once. This view measures how often that is, what it brings on this machine,
+    where both share the cores, and what a second device would bring.
     """
 
     name = "ahead"
     title = "Drafting ahead"
-    summary = "Measure drafting while the target verifies, and simulate it on a second device."
+    summary = "Measure drafting while the target reads the draft, and simulate it on a second device."
     fields = (
         Field("drafter", "Drafter", "choice", "draft-model", choices=ABLE, help="A drafter that can draft ahead."),
         replace(k_field(4), shown_in=FORM),
@@ -54,10 +54,10 @@ class DraftsAhead(Grid):
         *form_and_command(NEW_TOKENS, 48, 64),
         Field(
             "fan_outs",
-            "Outcomes for each place",
+            "Outcomes for each position",
             "text",
             "1,2,4,8",
-            help="How many outcomes to prepare for at each place of the draft, separated by commas.",
+            help="How many outcomes to prepare for at each position of the draft, separated by commas.",
             shown_in=COMMAND,
         ),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
@@ -73,7 +73,7 @@ class DraftsAhead(Grid):
     columns = (
         ("method", "method", ""),
         ("k", "K", ",.0f"),
-        ("fan_out", "outcomes for each place", ",.0f"),
+        ("fan_out", "outcomes for each position", ",.0f"),
         ("tokens_per_second", "tokens/s", ".1f"),
         ("speedup", "times speculation", "times"),
         ("hits", "drafts that were ready", ".0%"),
@@ -87,7 +87,7 @@ class DraftsAhead(Grid):
         super().__init__(loaded, chosen)
         fan_outs, ks = chosen.get("fan_outs", (1, 2, 4, 8)), chosen.get("ks") or (chosen["k"],)
         if not all(1 <= each <= MAX_AHEAD for each in fan_outs):
-            raise BadInput(f"The outcomes for each place are 1 to {MAX_AHEAD}.")
+            raise BadInput(f"There can be 1 to {MAX_AHEAD} outcomes for each position.")
         if not all(1 <= k <= MAX_K for k in ks):
             raise BadInput(f"K is 1 to {MAX_K} here.")
         ahead = [
@@ -237,5 +237,5 @@ def shared_by_both(environment: Mapping[str, Any]) -> str:
 
 
 def outcomes(each: int) -> str:
-    """How many outcomes are prepared for at each place, in words."""
-    return f"{each} outcome{'s' * (each > 1)} for each place"
+    """How many outcomes are prepared for at each position, in words."""
+    return f"{each} outcome{'s' * (each > 1)} for each position"

@@ -37,7 +37,7 @@ HALVES = "first half", "second half"
 class Causes(Grid):
     """A drafter that guessed well guesses badly now. Why? This view changes one thing at a time: the kind of text, the
     language, the temperature, the length of the prompt, thinking, and the number type of the weights. It says which of
-    them changes how many guesses pass, and by how much.
+    them changes how many guesses are accepted, and by how much.
     """
 
     name = "causes"
@@ -50,10 +50,10 @@ class Causes(Grid):
         Field("max_new_tokens", "Tokens per text", "whole", 64, 16, 512, help="The most tokens of each text."),
         Field(
             "other_weights",
-            "Compare with weights in",
+            "Also try weights in",
             "choice",
             "none",
-            choices={"none": "nothing else", "int8": "int8", "int4": "int4"},
+            choices={"none": "no other type", "int8": "int8", "int4": "int4"},
             help="Load the same model with weights of this type, too: int8, int4 or none.",
         ),
         SEED,
@@ -69,7 +69,7 @@ class Causes(Grid):
     }
     units = ("text",)
     timed = False
-    heading = "What changes how many guesses pass"
+    heading = "What changes the acceptance rate"
     columns = (
         ("cause", "cause", ""),
         ("condition", "condition", ""),

@@ -45,14 +45,14 @@ class Diagnosis:
     """What is known by one sample or more, ready for JSON (`as_dict`).
 
     Attributes:
-        positions: for each position of a draft how many of the texts' drafts there were, how many guesses were tested
-            and accepted there; `conditional` is accepted / tested, `unconditional` accepted / drafts.
+        positions: for each position of a draft, the number of drafts and of guesses tested and accepted there;
+            `conditional` is accepted / tested, `unconditional` accepted / drafts.
         tokens_per_round: the last token of each round, which is the target's own, included.
         often: the share of rounds with a draft.
-        round: milliseconds of a mean round, of one of the baseline, and `cost`, the first in the second; the parts of
-            a round where they are known.
+        round: milliseconds of a mean round and of one of the baseline; `cost` is their ratio; the parts of a round if
+            known.
         break_even: how many `tokens_per_round` make it as fast as the baseline, and which share of tested guesses
-            (`alpha`) would do that if all passed alike.
+            (`alpha`) would do that at equal rates for all positions.
         speed_up: over prompts of eight kinds, see `racing.figures.ratio_of_speeds`, with a bootstrap interval.
         texts: how many texts were compared, how many are the same, and where the others part.
         adapts: whether K changes from round to round.
@@ -126,7 +126,7 @@ class Diagnosis:
     def gain(self) -> str:
         """The speed-up as the end of a sentence."""
         who = self.engine.get("drafter", "speculation")
-        return f"{who} it is {formatted(self.speed_up, '.2f')} times as fast"
+        return f"{who} the target is {formatted(self.speed_up, '.2f')} times as fast"
 
     def basis(self) -> list[str]:
         """What the speed-up rests on, or why there is none."""
@@ -139,7 +139,7 @@ class Diagnosis:
             return [f"{tokens}; only the target alone shows whether that pays."]
         needed = self.break_even["tokens_per_round"]
         lines = [f"{tokens} and needs {needed:.2f} to break even."] * (needed is not None)
-        return lines + [f"A speed-up that pays is one of {PAYS:g} or more."] * (self.answer != YES)
+        return lines + [f"Speculation pays from a speed-up of {PAYS:g} on."] * (self.answer != YES)
 
     def facts(self) -> list[str]:
         """The other figures that are one number each, as sentences."""
@@ -151,9 +151,9 @@ class Diagnosis:
             split = ", ".join(f"{name} {round_[key]:.1f} ms" for name, key in parts if round_[key] is not None)
             lines.append(f"A round takes {round_['ms']:.1f} ms{f': {split}' if split else ''}.")
         if round_["cost"] is not None:
-            lines.append(f"One of the target alone takes {round_['baseline_ms']:.1f} ms.")
+            lines.append(f"A round of the target alone takes {round_['baseline_ms']:.1f} ms.")
         if (alpha := self.break_even["alpha"]) is not None:
-            lines.append(f"If all positions passed alike, {alpha:.0%} of the tested guesses would break even.")
+            lines.append(f"At equal rates for all positions, accepting {alpha:.0%} of the tested guesses breaks even.")
         return lines
 
     def measured(self) -> list[str]:
@@ -163,7 +163,7 @@ class Diagnosis:
         return [
             *(f"{name}: {', '.join(f'{key} {value}' for key, value in side.items())}." for name, side in sides if side),
             f"Texts of {settings['max_new_tokens']} tokens at temperature {settings['temperature']:g}.",
-            "The speed-up counts the text after the first token, that of requests at once all tokens and the waiting.",
+            "The speed-up is measured after the first token. For requests at once it includes prompts and waiting.",
             "Both sides took turns. Intervals are of 95%, by a bootstrap over prompts.",
         ]
 
@@ -201,7 +201,7 @@ class Diagnosis:
         last = self.positions[-1]["unconditional"].mean
         if last > 0.5:
             return [
-                f"{last:.0%} of the drafts pass up to their last position: try longer ones, K = {2 * now}: "
+                f"{last:.0%} of the drafts are accepted in full: try longer ones, K = {2 * now}: "
                 f"{k_flag(engine, 2 * now)}."
             ]
         return []
@@ -211,15 +211,13 @@ class Diagnosis:
         if cost is None or tokens is None or self.speed_up is None or self.speed_up.mean >= EVEN[0]:
             return []
         slow = cost.mean > tokens.mean > 1.5  # enough passes
-        return ["The cause: " + ("a round takes too long." if slow else "too few guesses pass.")]
+        return ["The cause: " + ("a round takes too long." if slow else "too few guesses are accepted.")]
 
     def _on_load(self, flag: str) -> list[str]:
         lines = []
         slower = [row for row in self.at_once if row["speed_up"] is not None and row["speed_up"] < EVEN[0]]
         if slower and self.at_once[0]["speed_up"] is not None and self.at_once[0]["speed_up"] > EVEN[1]:
-            lines.append(
-                f"With {slower[0]['at_once']} or more requests at once it is slower than the target alone: {flag}."
-            )
+            lines.append(f"With {slower[0]['at_once']} or more requests at once speculation is slower: {flag}.")
         known = [row for row in self.contexts if row["speed_up"] is not None]
         if len(known) > 1 and (drop := known[-1]["speed_up"].mean / known[0]["speed_up"].mean) < 0.9:
             lines.append(

@@ -197,7 +197,11 @@ class Samples:
         floor = " and ".join(f"{distances.total_variation:.4f}" for distances in first.floor)
         lines = [
             f"{self.rounds} rounds from one context, {self.with_draft} of them with a draft"
-            + (f", whose first guess passed in {self.first_passed:.0%}." if self.first_passed is not None else "."),
+            + (
+                f", whose first guess was accepted in {self.first_passed:.0%}."
+                if self.first_passed is not None
+                else "."
+            ),
             f"The first token's frequencies are {first.distances.total_variation:.4f} (total variation) from the "
             f"target's probabilities; two samples of the target itself, equally large, are {floor} from them.",
         ]
@@ -216,8 +220,8 @@ class Samples:
             return [*lines, "Nothing could be tested."]
         return [
             *lines,
-            f"No sign of a difference. One of {first.smallest_caught:.3f} or more in the first token (total variation, "
-            f"rare tokens taken together) would have been caught in {POWER:.0%} of such runs; a smaller one can hide.",
+            f"No difference was found. A total variation of {first.smallest_caught:.3f} or more in the first token "
+            f"(rare tokens taken together) would have been caught in {POWER:.0%} of such runs; a smaller one may be missed.",
         ]
 
 
@@ -234,7 +238,7 @@ def sampling(
     if settings.temperature == 0:
         raise BadInput("At temperature 0 nothing is sampled: choose a temperature above 0.")
     if len(context) < 2 or rounds < 1:
-        raise BadInput("At least one round, please, and a context of at least two tokens.")
+        raise BadInput("At least one round and a context of at least two tokens are needed.")
     longest = MAX_NODES if settings.tree else MAX_K
     new_tokens = 2 * (longest + 1)  # so that the end of the text shortens no draft of the first round
     settings = replace(settings, max_new_tokens=new_tokens, stop=())

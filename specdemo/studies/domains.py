@@ -1,4 +1,4 @@
-"""Where guesses pass: by category of prompt and by position in the draft. Counted from events."""
+"""Where guesses are accepted: by category of prompt and by position in the draft. Counted from events."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Domains(Grid):
     """
 
     name = "domains"
-    title = "Where drafts pass"
-    summary = "Count which guesses pass, by category of prompt and by position in the draft."
+    title = "Where guesses are accepted"
+    summary = "Count which guesses are accepted, by category of prompt and by position in the draft."
     fields = (
         DRAFTER,
         k_field(4),

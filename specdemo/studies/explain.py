@@ -72,7 +72,7 @@ class Explanation:
     def in_words(self) -> list[str]:
         what = "a draft" if self.parallel else "a guess"
         lines = [
-            f"{self.alpha:.0%} of the tested guesses passed, {what} cost {self.draft_cost:.0%} of a target "
+            f"{self.alpha:.0%} of the tested guesses were accepted, {what} cost {self.draft_cost:.0%} of a target "
             f"pass, and drafts were up to {self.k} long: the formula says {self.predicted:.2f}×. "
             f"Measured: {self.measured:.2f}×."
         ]
@@ -97,7 +97,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
         raise BadInput("There is nothing to explain: a race of both lanes is needed in which guesses were tested.")
 
     if any(branches(event.drafted) for event in rounds):
-        raise BadInput("The theory is of chains, and the drafts of this race are trees.")
+        raise BadInput("The theory covers chains, and this race drafted trees.")
     one_pass = fmean(event.verify_seconds for event in alone)
     lengths = [len(event.drafted) for event in rounds]
     k, alpha, tau = max(lengths), stats.acceptance_rate, stats.tokens_per_round
@@ -129,8 +129,8 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
 
     words = {
         "drafts": "drafts were shorter",
-        "positions": "guesses pass more or less often by their position in the draft",
-        "rounds": "they also do so by the round, and the end of the text cuts some off",
+        "positions": "acceptance varies by position in the draft",
+        "rounds": "acceptance varies from round to round, and the end of the text cuts drafts off",
         "checking": f"a pass that checks guesses takes {verify:.2f} times as long as one over a single token",
         "overhead": "sampling and bookkeeping",
     }
@@ -181,7 +181,7 @@ BREAK_EVEN = over_k(
     rule=("alpha", "alpha"),
 )
 GAP = Plot(
-    "From the formula to the clock",
+    "From predicted to measured speed-up",
     "The formula leaves things out. Each bar between the first and the last puts one of them back: an outlined one to "
     "the left costs, a filled one to the right helps. Its length is its mean over all orders of the bars (its Shapley "
     "value).",
@@ -192,7 +192,7 @@ GAP = Plot(
 )
 BY_POSITION = Plot(
     "Acceptance rate by position in the draft",
-    "The formula assumes that they are all equal.",
+    "The formula assumes the same rate at every position.",
     {"rate": "measured"},
     RATE,
     "position",
@@ -216,7 +216,7 @@ class Measurement:
 
 class Theory(Study):
     """How much faster can it be? Three numbers decide: how long a guess takes, how long a pass of the target
-    takes, and how often a guess passes (alpha). Change them to see what the theory predicts for each K. Then
+    takes, and how often a guess is accepted (alpha). Change them to see what the theory predicts for each K. Then
     measure, to see how far a real run is from the prediction, and why.
     """
 
@@ -321,7 +321,7 @@ def _of_explanation(found: Explanation) -> Section:
     bars += [{"words": "what was measured", "speedup": found.measured}]
     positions = [{"position": n, "rate": rate, "alpha": found.alpha} for n, rate in enumerate(found.by_position, 1)]
     plots = [(GAP, bars), (BY_POSITION, positions)]
-    return Section(found.in_words()[0], [], plots, title="A real run beside it")
+    return Section(found.in_words()[0], [], plots, title="The measured race")
 
 
 def tried(values: Mapping[str, Any], measured: Measurement | None = None) -> list[Section | None]:
@@ -336,6 +336,6 @@ def tried(values: Mapping[str, Any], measured: Measurement | None = None) -> lis
 def of_race(entries: Sequence[Entry], drafter: str) -> Measurement:
     """What a race says of the numbers of the form."""
     if not entries or drafter not in DRAFTERS:  # a server's race has no costs
-        raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
+        raise BadInput("There is no race to take numbers from: run one in the Race tab first.")
     found = explain_race(entries, drafter)
     return Measurement(numbers_of(found.draft_cost, 1000 * found.one_pass, found.alpha), (), found.parallel, found)

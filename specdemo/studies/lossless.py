@@ -49,10 +49,10 @@ else:
     rules = LazyModule("specdemo.studies.rules")
 
 DESCRIPTIONS = {  # of the broken rules of `rules`
-    "accept-if-p-exceeds-q": "A guess passes only if p > q",
+    "accept-if-p-exceeds-q": "A guess is accepted only if p > q",
     "resample-from-p": "A rejected token is replaced by a draw from p, not from the residual",
     "likeliest-by-ratio": "The drafter's likeliest token is tested as if it had been drawn from q",
-    "noise-used-twice": "The noise of a position is used again at the next",
+    "noise-used-twice": "The random numbers of a position are used again at the next",
 }
 FILE = PROMPT_FILES / "domains.jsonl"
 SKIPPED, AGAINST = "0 skips this check.", "Also check the target alone against"
@@ -60,16 +60,16 @@ ROUNDS = Field("rounds", "Samples", "whole", high=20_000, help=f"Rounds to sampl
 over_samples = partial(Plot, at="rounds", x=Axis("samples"))
 TEXTS = Plot(
     "Texts that are the target's own",
-    "Token for token, as the target alone writes them. The whisker adds those that differ from a near-tie on, which "
-    "rounding decides.",
+    "Texts that equal those of the target alone, token for token. The whisker adds texts that first differ at a "
+    "near-tie.",
     {"same": ""},
     Axis("share of the texts", ".0%", end=1),
     "name",
 )
 OVERLAP = Plot(
-    "The chance that a guess passes",
-    "What the drafter's and the target's probabilities have in common, at every guess of one text.",
-    {"overlap": "p and q in common"},
+    "The chance that a guess is accepted",
+    "How much the drafter's and the target's probabilities overlap, at each guess of one text.",
+    {"overlap": "overlap of p and q"},
     Axis("chance", ".0%", end=1),
     "number",
     Axis("guess, along the text"),

@@ -61,7 +61,7 @@ class Profile(Grid):
             Plot(
                 "What a pass over several tokens takes",
                 "As a multiple of a pass over one token. A flat line is good: checking costs nothing. The whisker ends "
-                "where the slowest tenth begins.",
+                "at the 90th percentile.",
                 {"cost": ""},
                 Axis("times a pass over one", "times"),
                 "tokens",
@@ -73,7 +73,7 @@ class Profile(Grid):
             Plot(
                 "One token, one guess",
                 "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts. "
-                "The whisker ends where the slowest tenth begins.",
+                "The whisker ends at the 90th percentile.",
                 {"p50_ms": "", "ms_per_drafted_token": ""},
                 Axis("milliseconds", "ms"),
                 "name",

@@ -74,8 +74,12 @@ class Readers(Grid):
     )
     plots = (
         (
-            over_readers("All readers together", "What the machine writes.", {"tokens_per_second": ""}, SPEED),
-            over_readers("Each reader", "What one of them sees.", {"tokens_per_second_per_reader": ""}, SPEED),
+            over_readers(
+                "All readers together", "Tokens per second of all prompts together.", {"tokens_per_second": ""}, SPEED
+            ),
+            over_readers(
+                "Each reader", "Tokens per second of one prompt.", {"tokens_per_second_per_reader": ""}, SPEED
+            ),
             over_readers("With the drafter", PAYING, {"speedup": ""}, TIMES, rule=TARGET_ALONE),
         ),
     )

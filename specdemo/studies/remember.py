@@ -16,7 +16,7 @@ ROOM = 2**28  # bytes of logits that are remembered; what is read beyond them is
 
 
 class RunnerWithMemory(Runner):
-    """A runner in front of another that reads no text twice: what a network says is a function of the text.
+    """A runner that stores the logits of each text, so that the wrapped runner reads no text twice.
 
     Every text must go on from `root`, which the real runner keeps in its cache and goes back to. `release` ends a
     run, not the memory.

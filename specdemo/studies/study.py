@@ -209,7 +209,7 @@ class Study:
         return ""
 
     def prompts(self, file: str) -> list[Prompt]:
-        """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""
+        """The prompts of the command line; on the form, that many (by default 3) of each category of a shipped file."""
         prompts = self.chosen.get("prompts", 3)
         return some_of_each(file, prompts) if isinstance(prompts, int) else prompts
 

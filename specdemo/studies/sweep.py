@@ -33,7 +33,7 @@ TEMPERATURES_OF_FORM = (0.0, 0.3, 0.7, 1.0, 1.5)
 K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
 SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
 SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
-ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
+ONE_IS_ENOUGH = "At temperature 0 all samples are the same: choose 1."
 OVER_TEMPERATURES = Axis("temperature", "g", scale="ordinal")
 SHARE = Axis("share of guesses", ".0%", end=1)
 over_k = partial(Plot, at="k", x=replace(DRAFT_LENGTH, scale="ordinal"), by="name")
@@ -93,7 +93,9 @@ class Sweep(Grid):
                 TIMES,
                 rule=TARGET_ALONE,
             ),
-            over_k("Tokens per second", "The speed itself.", {"tokens_per_second": ""}, Axis("tokens/s", ".1f")),
+            over_k(
+                "Tokens per second", "After the prompt is read.", {"tokens_per_second": ""}, Axis("tokens/s", ".1f")
+            ),
             over_k("Acceptance rate", "Accepted / tested.", {"acceptance_rate": ""}, SHARE),
             over_k("Draft efficiency", "Accepted / drafted.", {"draft_efficiency": ""}, SHARE),
         ),
@@ -195,7 +197,7 @@ def _best(names: Mapping[str, Any], by_k: Mapping[int | str, Mapping[str, Sequen
     if others := sorted((k for k in tied if k != 0), key=lambda k: (isinstance(k, str), k)):
         sentence += f" These prompts cannot tell {'it' if best else 'this'} from {_listed(others)}."
     if best != 0 and 0 in tied:
-        sentence += " They are too few or too different to tell it from no gain."
+        sentence += " They are too few or too varied to show a gain."
     return {"k": best, "tied": tied, "speedup": gain, "sure": best != 0 and 0 not in tied, "sentence": sentence}
 
 

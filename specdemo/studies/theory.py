@@ -105,7 +105,7 @@ def for_each_k(costs: Costs, alpha: float | None = None) -> tables.Table:
 
 
 def share_in_words(least: float) -> str:
-    """How many guesses must pass; what would be rounded to 0% is hardly any."""
+    """How many guesses must be accepted; what would be rounded to 0% is hardly any."""
     return "hardly any" if least < 0.005 else f"at least {least:.0%}"
 
 
@@ -116,13 +116,15 @@ def in_words(costs: Costs, alpha: float | None = None) -> list[str]:
     needed = [(alpha_k, k) for k in range(1, costs.largest_k + 1) if (alpha_k := break_even(k, costs)) is not None]
     if needed:
         least, k = min(needed)
-        lines.append(f"To be any faster, {share_in_words(least)} of the tested guesses must pass (with K = {k}).")
+        lines.append(f"To be any faster, {share_in_words(least)} of the tested guesses must be accepted (K = {k}).")
     else:
-        lines.append("With these costs it cannot be faster, even if every guess passed.")
+        lines.append("With these costs it cannot be faster, even if every guess were accepted.")
     if alpha is not None:
         k = best_k(alpha, costs)
         if k == 0:
-            lines.append(f"If {alpha:.0%} pass, do not speculate: no K is faster than the target alone.")
+            lines.append(f"If {alpha:.0%} are accepted, do not speculate: no K is faster than the target alone.")
         else:
-            lines.append(f"If {alpha:.0%} pass, K = {k} is best: {speed_up(alpha, k, costs):.2f}× the target alone.")
+            lines.append(
+                f"If {alpha:.0%} are accepted, K = {k} is best: {speed_up(alpha, k, costs):.2f}× the target alone."
+            )
     return lines

@@ -46,11 +46,11 @@ class Job:
 
     @property
     def work(self) -> str:
-        """What it is: works of one name take about as long as each other."""
+        """The kind of work; jobs of one kind take about the same time."""
         return self.kind
 
     def seconds_left(self) -> float | None:
-        """How long it still takes by how far it is; None if that is not known."""
+        """Estimated seconds left, from its progress; None if unknown."""
         return None
 
     @property

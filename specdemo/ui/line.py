@@ -59,7 +59,7 @@ class Line(Queue):
         super().__init__(True, blocks.max_threads, 1, MAX_OF_ALL, blocks)
         if missing := [name for name in (*KEPT, *DONE) if not hasattr(self, name)]:
             raise BadInput(
-                f"Gradio {gr.__version__} keeps its queue otherwise than {SEEN_IN}: it has no {', '.join(missing)}. "
+                f"Gradio {gr.__version__} has another queue than {SEEN_IN}: it lacks {', '.join(missing)}. "
                 f"Install gradio=={SEEN_IN}."
             )
         self.engine = engine
@@ -101,11 +101,11 @@ class Line(Queue):
         alike = [event for event in (*self.running, *waiting) if _is_job(event.fn) == is_job]
         own = [event for event in alike if session and event.session_hash == session]
         if is_job and len(own) >= MAX_OF_SESSION:
-            return f"{len(own)} of your requests are in the line: wait until one ends, or stop it."
+            return f"{len(own)} of your requests are waiting or running: wait until one ends, or stop it."
         address = address_of(request.scope, self.proxied)
         theirs = [event for event in alike if address_of(event.request.scope, self.proxied) == address]
         if len(theirs) >= MAX_OF_ADDRESS:
-            return f"{len(theirs)} requests from your address are in the line: wait until one ends."
+            return f"{len(theirs)} requests from your address are waiting or running: wait until one ends."
         if len(waiting) >= MAX_WAITING:
             seconds = self.engine.expected_wait(list(map(_work, waiting)))
             when = f"in about {formatted(seconds, 'wait')}" if seconds else "later"
@@ -122,7 +122,7 @@ class Line(Queue):
         return (0, len(waiting), ()) if run_id in map(_run_of, self.running) else None
 
     def is_heard(self, session: str) -> bool:
-        """Whether a program of this session still listens to what has the model, as far as it ever did."""
+        """Whether a client of this session still listens to the running event."""
         return any(event.alive for event in self.running if event.session_hash == session)
 
     async def leave(self, run_id: str) -> None:

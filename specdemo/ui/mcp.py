@@ -115,10 +115,10 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
         Args:
             prompt: What to say to the model, as a person would.
             preset: The name of the target with its drafters, as list_models tells it.
-            drafter: What guesses tokens, for example prompt-lookup, ngram or eagle. Left out, it is the preset's own.
-            k: How many tokens are guessed for each pass, 1 to 16, or "auto". Left out, it is as the preset has it.
-            temperature: 0 takes the likeliest token each time, up to 2 samples. Left out, it is as the preset has it.
-            max_new_tokens: The most tokens to write. Left out, it is as the preset has it.
+            drafter: What guesses tokens, for example prompt-lookup, ngram or eagle. By default the preset's own.
+            k: How many tokens are guessed for each pass, 1 to 16, or "auto". By default the preset's value.
+            temperature: 0 takes the likeliest token each time, up to 2 samples. By default the preset's value.
+            max_new_tokens: The most tokens to write. By default the preset's value.
             seed: The same seed, settings and machine give the same text.
 
         Returns:

@@ -77,7 +77,7 @@ def serve(
     try:
         page.launch(**address, **launch_options(runs, proxied=on_space, tools=mcp, metrics=metrics))
     except OSError as error:
-        where = f"{host} has no free port" if port is None else f"port {port} of {host} is taken or not to be had"
+        where = f"{host} has no free port" if port is None else f"port {port} of {host} is in use or not allowed"
         raise BadInput(f"The page cannot be served: {where}.") from error
 
 
@@ -95,5 +95,5 @@ def read_logins(file: Path) -> list[tuple[str, str]]:
         elif line.strip():
             raise BadInput(f"Line {number} of the file of logins {file} is not of the form user:password.")
     if not logins:
-        raise BadInput(f"The file of logins {file} names nobody: it needs a line of the form user:password.")
+        raise BadInput(f"The file of logins {file} is empty: it needs a line of the form user:password.")
     return logins

@@ -7,11 +7,11 @@ export const page = (window.specdemo = { session: "", LOST_MS: 15_000, lab: {} }
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [
-  ["a", "accepted", "The drafter guessed it and it passed the target's test."],
+  ["a", "accepted", "The drafter guessed it, and the target accepted it."],
   ["r", "corrected", "The target's own token, in the place of a drafted one that it rejected. Papers call it resampled."],
-  ["b", "bonus", "Every guess of the round passed, so the same pass gave the target's next token for free."],
+  ["b", "bonus", "Every guess of the round was accepted, so the same pass gave the target's next token for free."],
   ["t", "not drafted", "The target wrote it by itself, in a round in which the drafter guessed nothing."],
-  ["x", "rejected", "The drafter guessed it, but it failed the test and was discarded."],
+  ["x", "rejected", "The drafter guessed it, but the target rejected it, so it was discarded."],
   ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
 ];
 

@@ -98,7 +98,7 @@ class LabRun(Job):
         self.values, self.measured = study.values(), study.measured()
         self._show(study)
         stopped = not whole and self.stop.is_set()
-        until = "This is what there was until then." if self.picture else "There was nothing to show yet."
+        until = "These are the results so far." if self.picture else "There are no results yet."
         after = f" after {self.limit}" if self.overdue and stopped else ""
         self.outcome = f"Stopped{after}. {until}" if stopped else "Done."
         if self.picture:

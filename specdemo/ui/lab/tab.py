@@ -44,7 +44,7 @@ from .run import LabRun, work_of
 FRONT: tuple[type[Study], ...] = Check, Theory  # the studies of the tab Check
 LAB: dict[str, tuple[type[Study], ...]] = {  # its tabs; all other studies are in one more
     "Cost and K": (Profile, Sweep),
-    "What passes": (Domains, Causes),
+    "Acceptance": (Domains, Causes),
     Lossless.title: (Lossless,),
 }
 

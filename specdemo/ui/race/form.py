@@ -130,7 +130,10 @@ def _add_settings(
     )
     with gr.Accordion("More settings", open=False, elem_id="more"):
         form["tree"] = gr.Checkbox(
-            tree, label="Draft trees", info="Guesses that branch. Experimental on a GPU.", elem_id="tree"
+            tree,
+            label="Draft trees",
+            info="Guess several tokens for one position. Experimental on a GPU.",
+            elem_id="tree",
         )
         for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
             with gr.Row():
@@ -139,7 +142,7 @@ def _add_settings(
         form["readers"] = gr.Radio(
             list(AT_ONCE.choices), value=AT_ONCE.value, label=AT_ONCE.label, info=AT_ONCE.info, elem_id="readers"
         )
-        form["seed"] = _number("seed", info="For random draws.", min_width=80)
+        form["seed"] = _number("seed", info="The same seed gives the same text.", min_width=80)
         form["mode"] = gr.Radio(
             [("Chat template", CHAT), ("Raw text", RAW)],
             value=chosen["mode"],

@@ -7,8 +7,8 @@ import { still } from "./show.js";
 
 const TICK_MS = 40;
 const ROUND = [
-  ["guess", 2.6, ["A drafter, a small, fast helper, guesses the next tokens: words or parts of words."]],
-  ["read", 2.8, ["One pass of the target, a run of the whole language model, checks them all. It takes little longer than for one token."]],
+  ["guess", 2.6, ["A small, fast drafter guesses the next tokens: words or parts of words."]],
+  ["read", 2.8, ["The target, the whole language model, checks them all in one pass. That takes little longer than a pass over one token."]],
   ["keep", 1.8, ["It keeps each guess it would have written: ", ["a", "accepted"], "."]],
   ["replace", 3.2, ["The first wrong guess is ", ["x", "rejected"], "; the target's own token replaces it: ", ["r", "corrected"], ". Later guesses are dropped: ", ["u", "untested"], "."]],
 ];
@@ -16,8 +16,8 @@ const NEXT = [
   ["read", 1.6, ["Another round: the drafter guesses, and one pass checks it all."]],
   ["add", 2.4, ["If all are right, the same pass gives one more token: ", ["b", "bonus"], "."]],
 ];
-const RACE = [3.4, ["Now the race. Alone, the target needs a pass for every token; with the drafter, fewer passes do."]];
-const ENDS = [3.4, ["Every word is checked by the target, so the text stays the same. Only the time gets less."]];
+const RACE = [3.4, ["Now the race. Alone, the target needs a pass for every token. With the drafter it needs fewer."]];
+const ENDS = [3.4, ["The target checks every word, so the text stays the same. Only the time is shorter."]];
 const HOW_ON = "Press Esc to skip it, Space to pause it, or Run to start your own.";
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));

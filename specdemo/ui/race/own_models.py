@@ -55,7 +55,9 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
             own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
             own.cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
         with gr.Row(visible=names is None):
-            own.name = gr.Textbox(label="Name", info="For the preset.", max_lines=1, min_width=100, elem_id="own-name")
+            own.name = gr.Textbox(
+                label="Name", info="Of the new preset.", max_lines=1, min_width=100, elem_id="own-name"
+            )
             own.save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
     _wire(engine, form, budgets, own)
 

@@ -23,7 +23,7 @@ from .run import RaceRun
 def read_servers(request: Request, values: Sequence[Any], seconds: float | None = None) -> ServerRun:
     """The race of the servers that the `values` of the fields name."""
     if request.others:
-        raise BadInput("A server is raced with 1 reader: choose 1 reader at once.")
+        raise BadInput('A race with a server has one prompt: choose "a race" under "Readers at once".')
     server, baseline = read_addresses(values)
     return ServerRun(request, server, baseline, seconds)
 

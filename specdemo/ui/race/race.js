@@ -19,7 +19,7 @@ const LEGEND = "arbx"; // the kinds of tokens that are always shown; the help na
 const IN_SIGHT = 100; // px of the lanes that must be in the window
 const SPEED_UPS = [
   "Speed-up",
-  "Writing: how many times as fast the text is written, without the time to read the prompt and what the first draft takes beyond the usual one. In all: the time of the target alone over that with the drafter, prompt included, as the clocks show it.",
+  "Writing: the speed with the drafter divided by that of the target alone, after the prompt is read. The extra time of the first draft is left out. In all: the time of the target alone divided by that with the drafter, prompt included.",
 ];
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 

@@ -5,7 +5,7 @@ const PASS = 9; // px that a pass of the first lane takes
 const WIDEST = 8000; // px of a strip; in a longer race every pass takes less
 const [BLOCK, DRAFT, TOKEN] = [8, 3, 4]; // px
 const KNOWN = 4; // passes from which the scale is taken
-export const PASSES = ["The passes, to scale", "A block is a pass of the target, as wide as it took. The line before it is the draft. Above it are the tokens that it gave, and pale those that it discarded. All lanes have the same scale."];
+export const PASSES = ["The passes, to scale", "Each block is a pass of the target, and its width is its time. The line before it is the draft. Above it are the tokens of the pass; discarded guesses are pale. All lanes have the same scale."];
 const WHY = [PASSES[0], `${PASSES[1]} Press a block to step through its round.`];
 
 /** Pixels for a second, the same for all lanes; null before enough is known. */

@@ -24,9 +24,9 @@ const tokenFacts = ({ token, event: { index, k, tree }, rule, own, tried }) => {
   rows.push(["Drafter's probability", share(q), "q"]);
   if (rule === "match" || tree) return [...rows, matched(token, own)];
   const chance = p === null || q === null ? null : Math.min(1, p / q);
-  rows.push(["Chance to pass", share(chance), "min(1, p/q)"]);
+  rows.push(["Chance of acceptance", share(chance), "min(1, p/q)"]);
   if (code === "u") return [...rows, ["Draw", "not used", ""]];
-  const words = code === "a" ? ["below the chance: ", "passed"] : ["not below the chance: ", "failed"];
+  const words = code === "a" ? ["below the chance: ", "accepted"] : ["not below the chance: ", "rejected"];
   return [...rows, ["Draw", share(draw), chance === null || draw === null ? words[1] : words.join("")]];
 };
 

@@ -31,7 +31,7 @@ export class Wall {
       const [all, each] = [sd.make("b", "", "–"), sd.make("b", "", "–")];
       const figures = [sd.make("p", "sd-of-all", all, " tokens/s"), sd.make("p", "sd-of-each", each, ` for each of ${this.readers}`)];
       figures[0].tabIndex = 0;
-      figures[0].sdWhy = ["Tokens per second", `Of all ${this.readers} readers together. When the race is over: while all of them were decoded, from when every prompt was read until the first text ended.`];
+      figures[0].sdWhy = ["Tokens per second", `All ${this.readers} prompts together. After the race it covers the time in which all of them were decoded.`];
       const head = sd.make("header", "", sd.make("h2", "", name), ...figures);
       const strip = sd.make("div", "sd-strip", sd.make("canvas"));
       Object.assign(strip, { role: "img", tabIndex: 0, ariaLabel: "The passes to scale, with their drafts and the tokens of all readers" });

@@ -54,7 +54,7 @@ export class OnePass {
     sd.put(parts.unit, atOnce ? "A draft costs" : "A guess costs");
     sd.put(parts.whose, formula ? `The values are those of this race, which measured ${sd.times(measured)} writing.` : FROM_EXAMPLE);
     const size = gigabytes ? ` (${gigabytes.toFixed(2)} GB)` : "";
-    sd.put(parts.weights, `A pass reads the weights${size} once, past 1, 3 or 5 tokens alike. Each further token is taken to make it ${(100 * row).toFixed(1)}% longer.`);
+    sd.put(parts.weights, `A pass reads the weights${size} once, whether for 1, 3 or 5 tokens. Here each further token makes a pass ${(100 * row).toFixed(1)}% longer.`);
     this.show();
   }
 

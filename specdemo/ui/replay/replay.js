@@ -14,7 +14,7 @@ const PANE_KEYS = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "E
 const RACE = ":race"; // chosen instead of a recording
 const FILE = ":file";
 const READY = ["A recording.", "Press Play, go round by round, or step through a round."];
-const PLAYING = ["Playing a recording.", "Pause to go round by round or to step through a round. The speeds stand beside the clock."];
+const PLAYING = ["Playing a recording.", "Pause to go round by round or to step through a round. The speeds are next to the clock."];
 const PAUSED = ["A recording, paused.", "Press Play to go on, go round by round, or step through a round."];
 const WHOSE = {
   recording: "A recording that ships with this page, not measured here.",

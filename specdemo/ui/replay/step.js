@@ -8,7 +8,7 @@ const SHOWN = 7; // tokens of a distribution; the rest is one bar
 const RACED = 10; // tokens of an exponential race
 const WHY = {
   r: "The target's own token takes the place of the rejected one",
-  b: "All guesses passed, so the target's next token comes for free",
+  b: "All guesses were accepted, so the target's next token comes for free",
   t: "The target writes a token by itself",
 };
 
@@ -152,36 +152,36 @@ export class Step {
     const head = `Guess ${place + 1} is ${quoted(text)}.`;
     const known = this.places[place];
     if (this.matches) {
-      const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the noise of this position.`;
+      const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the random numbers of this position.`;
       const verdict = passed
         ? `the same token, ${equals("p", p)}: it is accepted.`
         : `${quoted(this.last.text)}, ${equals("p", this.last.p)}, and not this token, ${equals("p", p)}: it is rejected.`;
-      return [`${head} ${drafter} With the same noise the target draws ${verdict}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
+      return [`${head} ${drafter} With the same random numbers the target draws ${verdict}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
     }
     const rows = this.distribution(place);
     const bars = rows ? [this.bars(rows, [["p", "target", "p"], ["q", "drafter", "q"]])] : [];
     if (this.greedy) {
-      const verdict = passed ? "It is, so it passes." : "It is not, so it fails.";
-      return [`${head} At temperature 0 a guess passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
+      const verdict = passed ? "It is, so it is accepted." : "It is not, so it is rejected.";
+      return [`${head} At temperature 0 a guess is accepted if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
     }
     if (p === null || q === null || draw === null) {
-      return [`${head} It ${passed ? "passes" : "fails"}. This recording does not hold p, q and the draw of its test.${lost}`, ...bars];
+      return [`${head} It is ${passed ? "accepted" : "rejected"}. This recording does not hold p, q and the draw of its test.${lost}`, ...bars];
     }
     const chance = Math.min(1, p / q);
     const why =
       q === 1
-        ? `The drafter names this token and no other, so q is 1. It passes with probability ${equals("p", p)}.`
+        ? `The drafter names this token and no other, so q is 1. It is accepted with probability ${equals("p", p)}.`
         : p >= q
-          ? `The target finds it as likely as the drafter does, or likelier: ${equals("p", p)}, ${equals("q", q)}. So it is sure to pass.`
-          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with probability ${equals("p / q", chance)}.`;
-    const verdict = passed ? "which is below that: it passes." : "which is not below that: it fails.";
+          ? `The target finds it as likely as the drafter does, or likelier: ${equals("p", p)}, ${equals("q", q)}. So it is sure to be accepted.`
+          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It is accepted with probability ${equals("p / q", chance)}.`;
+    const verdict = passed ? "which is below that: it is accepted." : "which is not below that: it is rejected.";
     return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
   }
 
   /** How the target comes to a token of its own. */
   drew({ text, p }) {
     if (this.greedy) return `the target finds ${quoted(text)} likeliest`;
-    return `the target draws ${quoted(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, ${equals("p", p)}`;
+    return `the target draws ${quoted(text)} ${this.matches ? "with the random numbers of this position" : "from its own probabilities"}, ${equals("p", p)}`;
   }
 
   /** The probabilities that it was drawn from, where the recording holds them. */
@@ -197,7 +197,7 @@ export class Step {
     if (this.greedy || this.matches || code !== "r") return [`${WHY[code]}: ${this.drew(this.last)}.${lacking}`, ...this.drawnFrom(place)];
     const words =
       "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
-      `max(0, p − q), scaled up to 1. With the guesses that pass, this gives every token exactly its p. Drawn: ${quoted(text)}.${lacking}`;
+      `max(0, p − q), scaled up to 1. With the accepted guesses, this gives every token exactly its p. Drawn: ${quoted(text)}.${lacking}`;
     if (!place) return [words];
     const left = place.residual;
     const residual = place.candidates.map(({ text: piece, p, q, mark }) => ({ text: piece, p: left ? Math.max(0, p - q) / left : 0, q: 0, mark: mark === "g" ? "" : mark }));
@@ -241,7 +241,7 @@ export class Step {
         make("tr", at ? "" : "sd-first", make("td", "", make("code", "", quoted(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
       );
       const heads = ["token", letter, `e / ${letter}`].map((name) => make("th", "", name));
-      return make("table", "", make("caption", "", `${title}: the smallest e / ${letter}`), make("tr", "", ...heads), ...rows);
+      return make("table", "", make("caption", "", `${title}: the smallest e / ${letter}, where e is the token's random number`), make("tr", "", ...heads), ...rows);
     });
     return make("div", "sd-arrivals", ...tables);
   }
@@ -284,7 +284,7 @@ export class Step {
     return make("div", "sd-dist", make("p", "sd-dist-key", ...key), ...lines);
   }
 
-  /** The chance to pass as a stretch from 0 to 1, and the draw as a mark on it. */
+  /** The chance of acceptance as a stretch from 0 to 1, and the draw as a mark on it. */
   gauge(chance, draw, passed) {
     const pass = make("i", "sd-gauge-pass");
     pass.style.width = `${chance * 100}%`;
@@ -292,7 +292,7 @@ export class Step {
     mark.style.left = `${draw * 100}%`;
     const track = make("div", "sd-gauge-track", pass, mark);
     track.setAttribute("role", "img");
-    track.setAttribute("aria-label", `Chance to pass ${share(chance)}, draw ${share(draw)}`);
+    track.setAttribute("aria-label", `Chance of acceptance ${share(chance)}, draw ${share(draw)}`);
     const verdict = make("span", passed ? "sd-passes" : "sd-fails", passed ? "passes" : "fails");
     return make("div", "sd-gauge", make("span", "", `min(1, p/q) = ${share(chance)}`), track, verdict);
   }

@@ -43,8 +43,8 @@ export const treeSteps = (step) => {
     const { draft: drafting, verify: pass } = step.seconds;
     const sure = estimates ? " q is how sure the drafter is of a token." : "";
     const words =
-      `The drafter guesses a tree of ${many(draft.length, "token")} in ${millis(drafting)}: where it is not sure, several for the same place.${sure} ` +
-      `The target reads all branches in one pass of ${millis(pass)}. Then it goes from token to token, as long as its own next one was drafted there.`;
+      `The drafter guesses a tree of ${many(draft.length, "token")} in ${millis(drafting)}: where it is unsure, several tokens for one position.${sure} ` +
+      `The target reads all branches in one pass of ${millis(pass)}. Then it follows its own tokens through the tree, up to the first that was not drafted.`;
     return [words, tree(-1)];
   };
   const drawTest = (test) => {
@@ -54,8 +54,8 @@ export const treeSteps = (step) => {
     const verdict =
       own.code === "a"
         ? `It is ${one ? "the token" : `one of the ${tried.length} tokens`} drafted there: accepted.`
-        : `It is ${one ? `not ${quoted(tried[0].text)}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token takes the place.`;
-    const discarded = lost ? ` ${many(lost, "token")} on the branches that the text leaves here ${lost === 1 ? "is" : "are"} discarded untested.` : "";
+        : `It is ${one ? `not ${quoted(tried[0].text)}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token replaces ${one ? "it" : "them"}.`;
+    const discarded = lost ? ` ${many(lost, "token")} on the other branches ${lost === 1 ? "is" : "are"} discarded untested.` : "";
     const words = `After ${test ? quoted(path[test - 1].text) : "the text"}, ${step.drew(own)}. ${verdict}${discarded}`;
     return [words, tree(test), ...step.drawnFrom(places[test])];
   };

@@ -28,7 +28,7 @@ class RequestGuard:
         blocks = scope["app"].get_blocks()
         local = getattr(blocks, "server_name", "") in LOOPBACK and not blocks.share  # it has none while it starts
         if local and _is_strange(scope, blocks.server_port):
-            words = f"This page is for its own machine alone. Open it at http://127.0.0.1:{blocks.server_port}/."
+            words = f"This page opens only on the machine that runs it, at http://127.0.0.1:{blocks.server_port}/."
             return await JSONResponse({"detail": words}, 403)(scope, receive, send)
         if scope["path"].removeprefix(scope.get("root_path", "")) == REPLAYS:
             return await self.app(scope, receive, send)

@@ -71,7 +71,7 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
         if watch is None:
             return GONE, 404
         if watch.watchers >= runs.most_watchers:
-            return f"{watch.watchers} people are watching already, the most that can here. Try again later.", 503
+            return f"{watch.watchers} people are already watching, and this is the limit. Try again later.", 503
         return "", 200
 
     async def page(request: Request) -> Response:
