@@ -221,7 +221,8 @@ class Samples:
         return [
             *lines,
             f"No difference was found. A total variation of {first.smallest_caught:.3f} or more in the first token "
-            f"(rare tokens taken together) would have been caught in {POWER:.0%} of such runs; a smaller one may be missed.",
+            f"(rare tokens taken together) would have been caught in {POWER:.0%} of such runs; a smaller one may be "
+            "missed.",
         ]
 
 

@@ -87,7 +87,7 @@ SPEED_UP = Plot(
 )
 PLOTS = (  # of the attributes of a `Diagnosis`
     Plot(
-        "What passes at each position",
+        "Acceptance at each position",
         "Of the guesses that were tested there, and of all drafts: each guess is tested only if all before it passed.",
         {"conditional": "of those tested", "unconditional": "of all drafts"},
         Axis("share accepted", ".0%", end=1),

@@ -280,7 +280,7 @@ def test_theory_answers_at_once_and_sets_a_measurement_beside_it(lab: Open) -> N
     # The plot beside it has a point of its own where some acceptance rate would break even.
     lone = figure(shown, "Speed-up for each K").locator("svg.marks .role-mark text")
     expect(lone).to_have_text(f"{whole['race']['measured']:.2f}×")
-    parts = dict(bars(shown, "From the formula to the clock"))
+    parts = dict(bars(shown, "From predicted to measured speed-up"))
     said = [value for name, value in parts.items() if tells(name, "formula")]
     assert said == [f"{whole['race']['predicted']:.2f}×"]
     assert len(parts) == len(whole["race"]["parts"]) + 2

@@ -159,7 +159,7 @@ def test_it_says_why_and_what_to_do() -> None:
         (round_(4, 0, draft=0.005, verify=0.011), "draft 50%"),
         (round_(4, 0, verify=0.018), "checking 80% 5.0"),
         (round_(4, 0, other=0.0055), "35% neither"),
-        (round_(4, 0, draft=0.0005), "few 0% 5%"),
+        (round_(4, 0, draft=0.0005), "only 0% 5%"),
     ],
 )
 def test_the_largest_cost_is_the_reason(row: Round, cause: str) -> None:

@@ -157,7 +157,7 @@ TREES = {"engine": "graph", "exact_rows": 17}
         ({**TREES, "exact_tree_rows": 0}, DraftedLane("ngram", 16, True), 0.125, "near-tie"),
         ({**TREES, "exact_tree_rows": 64}, DraftedLane("ngram", 16, True), 0.125, "report"),
         ({**TREES, "exact_tree_rows": 0}, DraftedLane("ngram", 16), 0.125, "report"),
-        ({}, DraftedLane(OWN_DRAFTER, 0), None, "servers tell"),
+        ({}, DraftedLane(OWN_DRAFTER, 0), None, "servers report"),
     ],
 )
 def test_on_an_engine_that_is_exact_no_difference_is_a_near_tie(

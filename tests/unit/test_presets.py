@@ -188,7 +188,7 @@ BROKEN = {
     "source is no table": ('title = "a"\ndescription = "b"\ntarget = "x"\n', "target", "table"),
     "no source": (GOOD.replace("hub", "revision"), "target", "one wheel, hub path"),
     "two sources": (GOOD + 'path = "x"\n', "target", "one wheel, hub path"),
-    "home of nobody": (GOOD.replace('hub = "', 'path = "~nobody-of-that-name/'), "target.path", "home"),
+    "home of nobody": (GOOD.replace('hub = "', 'path = "~nobody-of-that-name/'), "target.path", "user"),
     "no target": ('title = "a"\ndescription = "b"\n', "target", "missing"),
     "short sum": (GOOD.partition("[target]")[0] + WHEEL.replace(SUM, "abc"), "target.sha256", "64"),
     "wheel without version": (
