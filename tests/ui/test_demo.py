@@ -48,7 +48,7 @@ def test_a_round_is_stepped_through_by_keyboard(alone: Page) -> None:
         expect(steps.nth(at)).to_have_attribute("aria-current", "step")
         seen.append(words.inner_text())
     assert len({*seen}) == steps.count() > 3
-    assert "fails" in "".join(seen)
+    assert "rejected" in "".join(seen)
     alone.keyboard.press("Escape")
     expect(alone.locator(".sd-step")).to_be_hidden()
 

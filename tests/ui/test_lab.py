@@ -734,7 +734,7 @@ def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, m
     assert job.pictured >= 2
     assert last["pictured"] == job.pictured
     assert [section and section[0].title[:2] for section in job.picture] == [None, "2.", "3."]
-    assert tells(str(job.picture), "sign difference")
+    assert tells(str(job.picture), "difference found")
     assert last["end"] == "Done."
     assert job.ended.is_set()
 

@@ -354,11 +354,11 @@ def test_the_tooltip_tells_a_tokens_test(page: Page, script: Script) -> None:
     place, *chances, draw = tip.locator("dd").all_inner_texts()
     assert re.findall(r"\d+", place) == ["2", "2", "4"]
     assert chances == ["0.125p", "0.500q", "0.250min(1, p/q)"]
-    assert re.fullmatch(r"0\.750not\b.*failed", draw)
+    assert re.fullmatch(r"0\.750not\b.*rejected", draw)
     discarded(page, "u").click()
     assert tip.locator("dd").all_inner_texts()[-1] == "not used"
     page.locator("[data-lane=speculative] .tok.b").first.hover()
-    assert tells(tip.inner_text().lower(), "guess passed")
+    assert tells(tip.inner_text().lower(), "guess accepted")
 
 
 def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(raced: Raced) -> None:
@@ -1483,14 +1483,14 @@ PASSES = {
 }
 WRONG, RIGHT = "wrong", "right"
 SCENES = [  # the round in front of the lanes, its phase, and words of the caption
-    (WRONG, "guess", "drafter, guesses tokens:"),
-    (WRONG, "read", "One pass model, token."),
+    (WRONG, "guess", "small, drafter guesses tokens:"),
+    (WRONG, "read", "target, whole model, pass. token."),
     (WRONG, "keep", "guess accepted."),
     (WRONG, "replace", "rejected; corrected. untested."),
     (RIGHT, "read", "Another round: drafter pass"),
     (RIGHT, "add", "pass token: bonus."),
-    (None, None, "Now race. Alone, passes"),
-    (None, None, "Every word text time"),
+    (None, None, "Now race. Alone, fewer."),
+    (None, None, "every word, text time"),
 ]
 CAPTIONS = [words for _, _, words in SCENES]
 RESULT = f"The {PASSES[SPECULATIVE]} {PASSES[PLAIN]}"

@@ -200,7 +200,9 @@ def test_a_sampled_round_is_stepped_through_with_its_distributions(page: Page) -
     for token, place in zip(event.drafted, places, strict=False):
         page.keyboard.press("ArrowRight")
         passed = token.outcome is DraftOutcome.ACCEPTED
-        assert [end for end in ("passes.", "fails.") if tells(words(page), end)] == ["passes." if passed else "fails."]
+        assert [end for end in ("accepted.", "rejected.") if tells(words(page), end)] == [
+            "accepted." if passed else "rejected."
+        ]
         assert (page.locator(".sd-passes").count(), page.locator(".sd-fails").count()) == (passed, not passed)
         assert token.p is not None
         assert token.q is not None

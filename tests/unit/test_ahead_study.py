@@ -132,7 +132,7 @@ def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tm
     ("words", "values"),
     [
         ("-k 0", "K 1 16"),
-        ("--fan-outs 0", "place 1 16."),
+        ("--fan-outs 0", "1 16"),
         ("--drafter eagle", "eagle head."),
         ("--drafter layer-skip", "layer-skip layer"),
     ],

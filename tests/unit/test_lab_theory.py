@@ -115,7 +115,7 @@ def test_the_best_k_by_hand() -> None:
 def test_in_words() -> None:
     assert [*map(gist, theory.in_words(SLOW_PAIR, 0.5)[1:])] == ["To 74% K 1", "If 50% no K"]
     assert tells(theory.in_words(Costs(0.001))[1], "faster hardly")
-    assert tells(theory.in_words(Costs(1.2))[1], "With faster passed")
+    assert tells(theory.in_words(Costs(1.2))[1], "With faster accepted")
     assert gist(theory.in_words(Costs(0.73), 0.9)[2]) == "If 90% K 2 1.10×"
 
 
