@@ -204,7 +204,7 @@ def runs_of(**speedups: list[float]) -> list[Row]:
     [
         (runs_of(k1=[1.2, 1.21, 1.19], k2=[1.4, 1.41, 1.42]), 2, [], True, "K 2 2, 1.41×"),
         (runs_of(k1=[1.39, 1.43, 1.40], k2=[1.4, 1.41, 1.42]), 2, [1], True, "K 1."),
-        (runs_of(k1=[0.9, 1.5, 1.2]), 1, [0], False, "few different no"),
+        (runs_of(k1=[0.9, 1.5, 1.2]), 1, [0], False, "few varied gain"),
         (runs_of(k1=[1.2]), 1, [0], False, "K 1 1.20× few"),
         (runs_of(k1=[0.8, 0.81, 0.8], k4=[0.5, 0.5, 0.51]), 0, [], False, "not 2 0.80×"),
         (runs_of(k1=[0.8, 1.1, 0.9]), 0, [1], False, "K 1."),

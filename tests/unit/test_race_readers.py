@@ -256,7 +256,7 @@ def group(seconds: float, drafted: int = 0, accepted: int = 0, drafting: float =
         (group(0.2, 4, 1), "With 4 1.00× 1.00× 2% A 20 4"),
         (group(0.1), "With 4"),
         (group(0.125), "With 4 The 20%"),
-        (group(0.1, 4, 4, rounds=1), "That"),
+        (group(0.1, 4, 4, rounds=1), "Only"),
         (ReaderFigures(tokens=1, readers=4), "Nothing"),
     ],
 )
