@@ -172,7 +172,7 @@ def race_(
         Path | None, Option(help="Run the race of this trace again, as `record` or the page wrote it.")
     ] = None,
     server: Annotated[
-        str | None, Option(help="Race a running vLLM, llama.cpp server or SGLang at this address.")
+        str | None, Option(help="Race a running vLLM, llama.cpp server or SGLang (experimental) at this address.")
     ] = None,
     baseline: Annotated[str | None, Option(help="With --server: one without speculation, or a trace of one.")] = None,
     out: Annotated[Path | None, Option(help="With --server: write the trace to this file.")] = None,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from doctest import DocTestFinder, DocTestRunner
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import specdemo
 from specdemo.decoding.events import text_of
 from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset
@@ -17,15 +19,12 @@ from specdemo.racing.request import SPECULATIVE
 from specdemo.servers.address import Address
 from specdemo.settings import Settings
 
-EXAMPLES = [
-    "drafters.prompt_lookup",
-    "drafters.suffix",
-    "models.loaded",
-    "racing.figures",
-    "racing.race",
-    "servers.client",
-    "studies.theory",
-]
+PACKAGE = Path(specdemo.__file__).parent
+EXAMPLES = sorted(
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for file in PACKAGE.rglob("*.py")
+    if ">>> " in file.read_text(encoding="utf-8")
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def test_the_examples_of_a_file_are_true(
     server, read = Address.read(drafting[1]), Address.read
     monkeypatch.setattr(Address, "read", lambda text: server if text == "http://127.0.0.1:8080" else read(text))
     runner = DocTestRunner()
-    for test in DocTestFinder().find(import_module(f"specdemo.{name}"), extraglobs=names):
+    for test in DocTestFinder().find(import_module(name), extraglobs=names):
         runner.run(test)
     assert runner.tries
     assert not runner.failures

@@ -139,7 +139,7 @@ def test_a_server_of_a_command_runs_until_the_end_of_the_block() -> None:
         "handler = type('Handler', (h.BaseHTTPRequestHandler,), {'do_GET': answer})\n"
         "h.HTTPServer(('127.0.0.1', int(sys.argv[sys.argv.index('--port') + 1])), handler).serve_forever()"
     )
-    with served([sys.executable, "-c", serve, "-m", "a.gguf"], 64) as address:
+    with served(["sh", "-c", f'"{sys.executable}" -c "$0" "$@"; true', serve, "-m", "a.gguf"], 64) as address:
         assert httpx.get(address).status_code == 200
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
@@ -159,10 +159,24 @@ def test_a_command_that_starts_no_server_is_refused(command: list[str], words: s
 
 def test_servers_are_given_by_name_and_command() -> None:
     command = "llama-server -m {target} -md {draft_model}"
-    assert named_commands([f" fast = {command}"]) == {Case("fast"): f" {command}"}
+    assert named_commands([f" fast = {command}"]) == {
+        Case("fast"): ["llama-server", "-m", "{target}", "-md", "{draft_model}"]
+    }
     for text in ("llama-server -m {target}", "fast=llama-server", "=llama-server -m {target}"):
         with refuses(BadInput, "NAME=COMMAND {target}"):
             named_commands([text])
+    with refuses(BadInput, "fast read"):
+        named_commands(['fast=llama-server -m "{target}'])
+
+
+@pytest.mark.parametrize(
+    ("names", "methods", "taken"),
+    [(["plain"], [], "plain"), (["hf"], [], "hf"), (["a", "a"], [], "a"), ([LLAMA], [LLAMA], LLAMA)],
+)
+def test_a_server_has_a_name_of_its_own(names: list[str], methods: list[str], taken: str) -> None:
+    with refuses(BadInput, f"{taken} taken"):
+        named_commands([f"{name}=server {{target}}" for name in names], methods)
+    assert named_commands([f"{LLAMA}=server {{target}}"], ["hf"])
 
 
 @pytest.fixture(scope="module")

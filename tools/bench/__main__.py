@@ -177,10 +177,13 @@ def measure(
     prompts = some(asked["prompts"], asked["each"])
     throughput = import_quickly("tools.bench.throughput")
     from . import llamacpp
-    from .cases import ALONE, cases_of_ours, cases_of_theirs, named_commands, theirs
+    from .cases import ALONE, OPENVINO, cases_of_ours, cases_of_theirs, named_commands, theirs
     from .rows import made_by
 
-    others, commands = theirs(against), named_commands(server)
+    others = theirs(against)
+    commands = named_commands(server, others)
+    if OPENVINO in others and any(t_values):
+        raise BadInput("OpenVINO is compared at temperature 0 only.")
     with models.loaded() as loaded:
         ours = cases_of_ours(loaded, asked["drafters"], k_values, rules, trees)
         cases = [*cases_of_theirs(loaded, others, k_values), *commands, ALONE, *ours]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,14 +52,24 @@ class Case:
 ALONE = Case(PLAIN, "none", 0, MATCH)
 
 
-def named_commands(texts: Sequence[str]) -> dict[Case, str]:
-    """The commands of servers, `NAME=COMMAND` each, by a case whose method has that name."""
-    commands = {}
+def named_commands(texts: Sequence[str], methods: Sequence[str] = ()) -> dict[Case, list[str]]:
+    """The commands of servers, `NAME=COMMAND` each, by a case whose method has that name.
+
+    Args:
+        methods: what `--against` names, which a server must not be called.
+    """
+    commands: dict[Case, list[str]] = {}
     for text in texts:
-        name, equals, command = text.partition("=")
-        if not (name.strip() and equals and "{target}" in command):
+        name, _, command = text.partition("=")
+        case = Case(name.strip())
+        if not case.method or "{target}" in name or "{target}" not in command:
             raise BadInput(f"A server is given as NAME=COMMAND, with {{target}} for the GGUF file: not {text!r}.")
-        commands[Case(name.strip())] = command
+        if case in commands or case.method in (*OURS, *methods, *(set(METHODS) - {LLAMA})):
+            raise BadInput(f"The name {case.method} is taken: give the server another.")
+        try:
+            commands[case] = shlex.split(command)
+        except ValueError as error:
+            raise BadInput(f"The command of {case.method} cannot be read: {error}.") from error
     return commands
 
 

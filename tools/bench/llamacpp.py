@@ -5,14 +5,15 @@ It gets the same token ids as our methods. Its own timings are used, which conta
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -104,7 +105,11 @@ Writer = Server | OpenVino
 
 @contextmanager
 def servers(
-    loaded: Loaded, asked: Sequence[Case], context: int, progress: Progress, commands: Mapping[Case, str] | None = None
+    loaded: Loaded,
+    asked: Sequence[Case],
+    context: int,
+    progress: Progress,
+    commands: Mapping[Case, list[str]] | None = None,
 ) -> Iterator[dict[Case, Any]]:
     """What writes the texts of the cases that are not ours, each server in a process of its own, ended at the end.
 
@@ -123,8 +128,7 @@ def servers(
                 found[case] = OpenVino(_gguf(loaded, "target", progress))
                 continue
             if commands and case in commands:
-                words = shlex.split(commands[case])
-                words = [_PART.sub(lambda part: _gguf(loaded, part[1], progress), word) for word in words]
+                words = [_PART.sub(lambda part: _gguf(loaded, part[1], progress), word) for word in commands[case]]
                 server = Server(running.enter_context(served(words, context)))
             elif case.method in (LLAMA, NGRAM, DRAFTING):
                 server = Server(*running.enter_context(started(_asked(loaded, case, context, progress))))
@@ -164,7 +168,7 @@ def served(command: Sequence[str], context: int) -> Iterator[str]:
     words = [*command, "--port", str(port), "--ctx-size", str(context), "--parallel", "1"]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         except OSError as error:
             raise BadInput(f"{words[0]} cannot be started: {error.strerror}.") from error
         try:
@@ -177,7 +181,8 @@ def served(command: Sequence[str], context: int) -> Iterator[str]:
                 time.sleep(0.2)
             yield address
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what a wrapper started
             process.wait()
 
 

@@ -132,7 +132,13 @@ def markdown(rows: Sequence[Row]) -> list[str]:
     hot: Columns = {"T": ("temperature", "g")} if len({row["temperature"] for row in rows}) > 1 else {}
     headings = {HF: "times transformers", LLAMA: "times llama.cpp", PLAIN: "times the target alone"}
     bases = {headings[base]: to(base) for base in headings if any(row["ratio_to"][base] for row in rows)}
-    return markdown_table(rows, {"": (_name, ""), **hot, "tokens/s": (_speed, ".1f"), **bases})
+    same: Columns = {"texts of the target": (_same, "")}
+    return markdown_table(rows, {"": (_name, ""), **hot, "tokens/s": (_speed, ".1f"), **bases, **same})
+
+
+def _same(row: Row) -> str | None:
+    """How many texts are those of the target alone; None where they need not be."""
+    return None if row["identical"] is None else f"{row['identical']} of {row['runs']}"
 
 
 def _name(row: Row) -> str:
