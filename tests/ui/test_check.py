@@ -455,7 +455,7 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
         (("http://127.0.0.1:9", "", f"http://{KEY}@127.0.0.1", ""), "1", "key"),
         ((None, "", "", ""), "1", "text"),
         (("http://127.0.0.1:9", ["x"], "", ""), "1", "text"),
-        (("http://127.0.0.1:9", KEY, "", ""), "2", "1 reader"),
+        (("http://127.0.0.1:9", KEY, "", ""), "2", "one prompt"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_without_being_quoted(

@@ -274,7 +274,7 @@ def test_stop_interrupts_a_step_of_the_lab() -> None:
         assert reached.wait(10)
         began = time.monotonic()
         run.stop.set()
-        assert tells(json.loads(done.result()[-1])["end"], "Stopped nothing")
+        assert tells(json.loads(done.result()[-1])["end"], "Stopped no results")
         assert time.monotonic() - began < 5
 
 

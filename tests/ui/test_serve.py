@@ -119,7 +119,7 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
         (b"me:secret\nonly-a-name\n", "2 user:password"),
         (b":secret\n", "Line 1"),
         (b"me:\n", "Line 1"),
-        (b"\n\n", "nobody"),
+        (b"\n\n", "empty"),
         (b"\xff\xfe:secret", "logins read"),
     ],
 )

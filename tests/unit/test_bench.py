@@ -178,8 +178,8 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
     assert max(map(len, kept.read_text().splitlines())) < 2000
     assert runs[0]["tokens_per_second"] == pytest.approx(outcome["runs"][0]["tokens_per_second"], rel=1e-5)
     lines = markdown(found["rows"])
-    assert lines[0].count("|") == 6
-    assert tells(lines[0], "T tokens/s transformers alone")
+    assert lines[0].count("|") == 7
+    assert tells(lines[0], "T tokens/s transformers alone texts")
     assert len(lines) == 2 + 16 * 2
     assert tells("".join(lines), "`ngram` 4")
     assert len(drafters_markdown(runs)) == 2 + 3 * 2

@@ -163,7 +163,8 @@ def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
 
 ROOT = PRESETS.parent
 MEASURED = re.compile(
-    r"^\| (?:specdemo, |transformers, |llama\.cpp[, ]|`[\w-]+` \| [\d.]+ \| \d).*\(.*\) \|", re.MULTILINE
+    r"^\| (?:specdemo, |transformers, |OpenVINO|(?:ik_)?llama\.cpp[, ]|`[\w-]+` \| [\d.]+ \| \d).*\(.*\) \|",
+    re.MULTILINE,
 )
 HEADING = re.compile(r"^\|.*\n\|[-|]+\n", re.MULTILINE)
 
@@ -215,7 +216,7 @@ def test_a_file_without_a_title_and_a_title_without_a_file_are_found(
 
 
 def test_a_page_has_the_flags_of_every_other_program(tmp_path: Path) -> None:
-    saved = json.loads((RESULTS / "llamacpp.json").read_text(encoding="utf-8"))
+    saved = json.loads((RESULTS / "transformers.json").read_text(encoding="utf-8"))
     saved["others"] = {"llama.cpp": {"version": "b1", "flags": "--flash-attn on"}, "openvino": {"version": "2"}}
     (tmp_path / "llamacpp-built.json").write_text(json.dumps(saved))
     lines = docs.page(tmp_path / "llamacpp-built.json", "Built", "Bounded.").splitlines()
