@@ -219,7 +219,7 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
         shown.locator(".lab-stop").click()
         expect(says(shown)).to_contain_text(telling("Stopping"))
         stopped.set()  # it does not wait for the warm-up
-        expect(says(shown)).to_contain_text(telling("Stopped There nothing"))
+        expect(says(shown)).to_contain_text(telling("Stopped no results"))
     expect(shown.get_by_text("Download JSON")).to_be_hidden()
     measure(page, "profile")
     expect(shown.get_by_text("Download JSON")).to_be_visible()
@@ -473,7 +473,7 @@ def test_pictures_come_while_it_runs_and_move_nothing_and_stop_keeps_them(new_la
     changed.wait_for()
     assert page.evaluate("window.shifts") < 0.01
     shown.locator(".lab-stop").click()
-    expect(says(shown)).to_contain_text(telling("Stopped This until"))
+    expect(says(shown)).to_contain_text(telling("Stopped results far"))
     whole, _ = files(page, shown)
     assert whole["stopped"]
     assert 0 < whole["sampling"]["rounds"] < 20_000
@@ -501,7 +501,7 @@ def test_other_tabs_tell_what_runs_and_stop_it_and_what_is_started_there_waits_a
     page.locator("#race [data-state=ended]").wait_for(state="attached")
     expect(elsewhere).to_be_hidden()
     choose(page, "lossless")
-    expect(says(shown)).to_contain_text(telling("Stopped This until"))
+    expect(says(shown)).to_contain_text(telling("Stopped results far"))
     whole, _ = files(page, shown)  # though another run was begun after it
     assert whole["stopped"]
 
