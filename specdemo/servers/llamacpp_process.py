@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import BadInput
 
@@ -23,6 +23,12 @@ START_SECONDS = 300
 def can_start() -> bool:
     """Whether there is a Python that has llama.cpp's server."""
     return PYTHON in os.environ or find_spec("xllamacpp") is not None
+
+
+def last_line(log: IO[str]) -> str:
+    """The last line that a process wrote into its log: why it ended."""
+    log.seek(0)
+    return (log.read().strip().splitlines() or ["nothing"])[-1]
 
 
 @contextmanager
@@ -40,9 +46,7 @@ def started(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             process.stdin.flush()
             line = next((text for text in process.stdout if text.startswith("{")), None)
             if line is None:
-                log.seek(0)
-                lines = log.read().strip().splitlines() or ["nothing"]
-                raise BadInput(f"llama.cpp's server did not start: {lines[-1]}")
+                raise BadInput(f"llama.cpp's server did not start: {last_line(log)}")
             late.cancel()
             answer = json.loads(line)
             yield answer["address"], answer["version"]

@@ -62,7 +62,7 @@ def named_commands(texts: Sequence[str], methods: Sequence[str] = ()) -> dict[Ca
     for text in texts:
         name, _, command = text.partition("=")
         case = Case(name.strip())
-        if not case.method or "{target}" in name or "{target}" not in command:
+        if not case.method or "{target}" not in command:
             raise BadInput(f"A server is given as NAME=COMMAND, with {{target}} for the GGUF file: not {text!r}.")
         if case in commands or case.method in (*OURS, *methods, *(set(METHODS) - {LLAMA})):
             raise BadInput(f"The name {case.method} is taken: give the server another.")

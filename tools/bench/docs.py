@@ -76,12 +76,13 @@ def page(path: Path, title: str, bounds: str, tables: Iterable[str] = ("methods"
     saved = json.loads(path.read_text(encoding="utf-8"), object_hook=spread)
     if "runs" in saved:
         saved = read_record(path)
-    others = saved.get("others") or ({"llama.cpp": saved["llama.cpp"]} if "llama.cpp" in saved else {})
     variable = VARIABLE.search(saved["environment"]["cpu"] or "")
     ran = f"{_ran(saved)} ([data](../../presets/results/{path.name}))."
     lines = [f"# {title}", "", _wrapped(ran), "", f"    {variable[1] + ' ' if variable else ''}{saved['command']}"]
     lines += ["", _wrapped(_machine(saved["environment"]))]
-    lines += [_wrapped(f"- {name}: {', '.join(map(str, facts.values()))}.") for name, facts in others.items()]
+    lines += [
+        _wrapped(f"- {name}: {', '.join(map(str, facts.values()))}.") for name, facts in saved.get("others", {}).items()
+    ]
     for table in _tables(saved, tables):
         lines += ["", *table]
     return "\n".join([*lines, "", _wrapped(bounds), ""])

@@ -28,7 +28,7 @@ from specdemo.models.store import Progress
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.llamacpp import LlamaCpp, body_of
-from specdemo.servers.llamacpp_process import START_SECONDS, started
+from specdemo.servers.llamacpp_process import START_SECONDS, last_line, started
 from specdemo.settings import Settings
 from specdemo.studies.greedy import check_tokens
 
@@ -120,7 +120,6 @@ def servers(
     Raises:
         LoadError: the GGUF file cannot be had.
     """
-
     with ExitStack() as running:
         found: dict[Case, Writer] = {}
         for case in asked:
@@ -175,9 +174,7 @@ def served(command: Sequence[str], context: int) -> Iterator[str]:
             address, late = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
             while not _answers(address):
                 if process.poll() is not None or time.monotonic() > late:
-                    log.seek(0)
-                    lines = log.read().strip().splitlines() or ["nothing"]
-                    raise BadInput(f"{words[0]} did not start: {lines[-1]}")
+                    raise BadInput(f"{words[0]} did not start: {last_line(log)}")
                 time.sleep(0.2)
             yield address
         finally:
