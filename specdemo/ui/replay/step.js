@@ -293,7 +293,7 @@ export class Step {
     const track = make("div", "sd-gauge-track", pass, mark);
     track.setAttribute("role", "img");
     track.setAttribute("aria-label", `Chance of acceptance ${share(chance)}, draw ${share(draw)}`);
-    const verdict = make("span", passed ? "sd-passes" : "sd-fails", passed ? "passes" : "fails");
+    const verdict = make("span", passed ? "sd-passes" : "sd-fails", passed ? "accepted" : "rejected");
     return make("div", "sd-gauge", make("span", "", `min(1, p/q) = ${share(chance)}`), track, verdict);
   }
 }
