@@ -117,9 +117,9 @@ class Quantized:
     def _codes(self) -> Tensor:
         if self.bits == 8:
             return self.codes.view(torch.int8).float()
-        halves = self.codes.view(torch.int16)[..., None] >> torch.arange(0, 16, 4)  # [outer, 2 * inner / 8, 4]
-        pairs = (halves & 15).unflatten(1, (-1, 2)).transpose(2, 3)  # [outer, inner / 8, 4, 2]
-        return pairs.flatten(1).float()
+        each = self.codes.view(torch.uint8)
+        halves = torch.stack([each & 15, each >> 4], -1).view(len(each), -1, 2, 4)  # [outer, inner / 8, 2, 4]
+        return halves.transpose(2, 3).flatten(1).float()
 
 
 def _times(levels: Tensor, units: Tensor | None) -> Tensor:
