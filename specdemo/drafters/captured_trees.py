@@ -17,6 +17,7 @@ from ..engines.rows import MOST_ROWS, WIDTH
 from ..errors import NotFinite
 from ..settings import MAX_NODES
 from ..system.device import packed, to_device, unpacked
+from ..system.replaced import REPLACED
 from ..tokens import Draft
 from .tree import tree_of
 
@@ -116,8 +117,8 @@ class CapturedTrees:
 
     @staticmethod
     def possible() -> bool:
-        """Whether there is a compiler for the kernel. Without it the host grows the trees."""
-        return find_spec("triton") is not None
+        """Whether the kernel runs here. If not, the host grows the trees."""
+        return find_spec("triton") is not None and "trees" not in REPLACED
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
@@ -13,11 +12,12 @@ import torch
 
 from ..system.hardware import compute_dtype, cpu_attends_alike, free_memory, unquantized
 from ..system.progress import tell
+from ..system.replaced import REPLACED
 from . import ops
 from .cpu.library import library_for
 from .families import Scales, fits_float16, head_width, inner_sizes, is_hybrid, knows
 from .fused import FusedRunner, SharedPasses
-from .gpu.capture import Capture, CudaCapture
+from .gpu.capture import CudaCapture
 from .gpu.graph import GraphRunner, Graphs
 from .layout import FusedModel
 from .linear import can_pack
@@ -28,7 +28,6 @@ from .runner import Runner
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-log = logging.getLogger(__name__)
 MakeRunner = Callable[[int], Runner]  # capacity in tokens -> a runner for one run
 WARM_UP_TOKENS = 32  # of the prompt that is read once when a model is loaded
 SHARE = 0.8  # the most of the free main memory that weights may take
@@ -57,7 +56,7 @@ def engine_of(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 def is_exact(engine: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether rows will be exact (`Runner.exact_rows`). This stands before there are weights, too."""
     if engine == "graph":
-        return ops_for(head_width(config), device) is not ops
+        return ops_for(head_width(config), device).EXACT
     packed = compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
     sums_alike = packed and not Scales.of(config).score_cap and cpu_attends_alike()
     return engine == "native" or (engine == "fused" and sums_alike)
@@ -112,36 +111,18 @@ def dtype_in_range(dtype: torch.dtype, configs: Iterable[PreTrainedConfig]) -> t
     return dtype if dtype != torch.float16 or all(map(fits_float16, configs)) else torch.float32
 
 
-def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
-    """The captured passes of a model, with the fastest operations that run here.
-
-    Only a capture tells: Triton needs a C compiler and Python's headers, which small containers lack.
-    """
-    fastest = ops_for(model.width, model.embedding.device)
-    try:
-        return Graphs(model, fastest, capture, slots)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        if fastest is ops:
-            raise
-        log.warning("Triton's kernels cannot be run: torch's own operations run instead.", exc_info=True)
-    return Graphs(model, ops, capture, slots)
-
-
 def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
     tell("compiling the kernels for this GPU and capturing the passes")
     device = model.embedding.device
-    graphs = captured(model, CudaCapture(device), slots)
+    graphs = Graphs(model, ops_for(model.width, device), CudaCapture(device), slots)
     if graphs.ops is not ops:
         tell("compiling the kernels that draw tokens and grow trees")
         from .gpu import noise, trees
 
-        try:
+        if "draws" not in REPLACED:
             noise.prepare(model.vocab_size, device)
+        if "trees" not in REPLACED:
             trees.prepare(device)
-        except Exception:  # chains at T = 0 need neither
-            log.warning("A kernel cannot be compiled ahead: the first round that needs it compiles it.", exc_info=True)
     make = partial(GraphRunner, graphs)
     warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)
@@ -151,12 +132,14 @@ def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
 
 def ops_for(width: int, device: torch.device) -> ModuleType:
     """The module with the operations of a captured pass of a model with attention heads of this width: `kernels`
-    (Triton), or `ops` (torch) where those cannot run."""
+    (Triton), `ops` (torch) where those cannot run, or some of each."""
+    if "kernels" in REPLACED:
+        return ops
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from .gpu import kernels
 
         if kernels.usable(width):
-            return kernels
+            return ops.partly(kernels, [part for part in ops.PARTS if part in REPLACED])
     return ops
 
 

@@ -15,8 +15,9 @@ differ, which changes a token only where two logits tie exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,7 +32,7 @@ from .layout import FusedModel, Layer
 from .ops import attention, mixed, normed_heads, plus, rotate
 from .passes import in_groups
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, Pass, Runner
+from .runner import ANY_ROWS, Pass, Runner, SelfTest
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -42,10 +43,14 @@ class SharedPasses:
     """Reads the passes of several runners of a model in one, see `Together`: their products, but not their attention.
 
     A pass has at most as many rows as the runners are exact for, or is that of one runner.
+
+    Attributes:
+        self_test: of this model on this machine; None if there was none.
     """
 
     def __init__(self, model: FusedModel) -> None:
         self.model = model
+        self.self_test: SelfTest | None = None
         self._beginnings: dict[int, SharedPasses] = {}
 
     def first_layers(self, count: int) -> Any:
@@ -131,9 +136,26 @@ class FusedRunner(Runner):
         return self._cache.length if self._cache else 0
 
     @property
-    def exact_rows(self) -> int:
+    def claimed_rows(self) -> tuple[int, int]:
+        """`exact_rows` and `exact_tree_rows` of this engine on the machines on which it was tested."""
         exact = self.model.exact_products and not self.model.scales.score_cap and cpu_attends_alike()
-        return MOST_ROWS if exact else 0
+        return (MOST_ROWS if exact else 0), 0
+
+    @property
+    def self_test(self) -> SelfTest | None:
+        return cast(SharedPasses, self.together).self_test
+
+    @property
+    def _exact(self) -> tuple[int, int]:
+        return self.self_test.exact_of(self.claimed_rows) if self.self_test else self.claimed_rows
+
+    @property
+    def exact_rows(self) -> int:
+        return self._exact[0]
+
+    @property
+    def exact_tree_rows(self) -> int:
+        return self._exact[1]
 
     @property
     def cannot_branch(self) -> str | None:
@@ -153,6 +175,17 @@ class FusedRunner(Runner):
     def first_layers(self, count: int, capacity: int) -> Runner:
         together = self.together.first_layers(count)
         return FusedRunner(together.model, capacity, together)
+
+    def of_ends(self) -> Callable[[int], FusedRunner]:
+        """What makes runners of the model's first and last layer: from a capacity, as in `choose.MakeRunner`."""
+        ends = self.model.ends()
+        return partial(FusedRunner, ends, together=SharedPasses(ends))
+
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """Begin with a cache that is full of these, [layers, kv_heads, S, width], S at most the capacity."""
+        self._cache = self._cache or self._new_cache()
+        self._cache.fill(keys, values)
+        self._cache.length = self.context
 
     def rollback(self, length: int) -> None:
         if self._cache:
@@ -350,6 +383,11 @@ class Cache:
         self.keys.zero_()
         self.values.zero_()
         self.length = 0
+
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """See `FusedRunner.fill`."""
+        for part, numbers in ((self.keys, keys), (self.values, values)):
+            part[:, :, : numbers.shape[2]] = numbers
 
     def move(self, start: int, path: Sequence[int]) -> None:
         """Move the rows of a path, counted from `start`, to the positions from `start` on."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from .families import (
 )
 from .linear import Linear, Norm, Step, gated_gelu, gelu, packs_on_one_core, swiglu, upcast
 from .named_weights import StoredAs, Weights, embeddings, plain
-from .quantized import Weight, rows_of
+from .quantized import Quantized, Weight, rows_of, widened
 from .ropes import Rope, kinds_of_ropes
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
+FEW = 4096
 ACTIVATIONS: dict[str, Step] = {"silu": swiglu, "gelu_pytorch_tanh": gated_gelu, "gelu_new": gelu}
+Store = Callable[..., Linear]  # `Linear.of` or `_unpacked`
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,7 @@ class FusedModel:
     kv_heads: int
     width: int
     scales: Scales
-    dtype: torch.dtype = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", compute_dtype(self.embedding.dtype, self.embedding.device))
+    dtype: torch.dtype
 
     @classmethod
     def of(cls, model: PreTrainedModel, dtype: torch.dtype | None = None) -> FusedModel:
@@ -139,11 +139,27 @@ class FusedModel:
     @classmethod
     def of_weights(cls, config: PreTrainedConfig, weights: Weights) -> FusedModel:
         """Rearrange weights that have transformers' names."""
-        return _rearranged(config, weights)
+        return _rearranged(config, weights, range(config.num_hidden_layers), Linear.of)
+
+    @classmethod
+    def ends_of(cls, config: PreTrainedConfig, weights: Weights, plain: bool = False) -> FusedModel:
+        """A model of the first and the last layer.
+
+        Args:
+            plain: leave its weights as they are, in float32, and only the first `FEW` rows of its head.
+        """
+        kept = _ends(config.num_hidden_layers)
+        if plain:
+            return _rearranged(config, weights, kept, _unpacked, torch.float32, FEW)
+        return _rearranged(config, weights, kept, Linear.of)
 
     def first_layers(self, count: int) -> FusedModel:
         """A model of the first layers, with the same norm and head. No weight is copied."""
         return replace(self, layers=self.layers[:count])
+
+    def ends(self) -> FusedModel:
+        """A model of the first and the last layer, with the same norm and head. No weight is copied."""
+        return replace(self, layers=tuple(self.layers[index] for index in _ends(len(self.layers))))
 
     @property
     def windows(self) -> list[int]:
@@ -202,7 +218,33 @@ def _tables(rope: Rope, length: int) -> list[Tensor]:
     return tables if of_queries is None else [*tables, of_queries[:, None]]
 
 
-def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
+def _ends(count: int) -> list[int]:
+    """The first and the last of so many layers."""
+    return sorted({0, count - 1})
+
+
+def _unpacked(weight: Weight | Sequence[Weight], bias: Tensor | None, parts: int = 1) -> Linear:
+    """A weight [out, in] in float32, in place of `Linear.of`."""
+    weights = [weight] if isinstance(weight, (Tensor, Quantized)) else weight
+    rows = [widened(one).float() for one in weights]
+    return Linear.unpacked(rows[0] if len(rows) == 1 else torch.cat(rows), None if bias is None else bias.float())
+
+
+def _rearranged(
+    config: PreTrainedConfig,
+    weights: Weights,
+    kept: Sequence[int],
+    store: Store,
+    dtype: torch.dtype | None = None,
+    most: int | None = None,
+) -> FusedModel:
+    """
+    Args:
+        kept: the layers that the model shall have.
+        store: makes its products.
+        dtype: that it computes in; None for that of the device.
+        most: the most logits of its head.
+    """
     family, width = family_of(config), head_width(config)
     heads, kv_heads = config.num_attention_heads, key_heads(config)
     stated = getattr(config, family.rotated) if family.rotated else None  # true where there is a rotation
@@ -210,6 +252,8 @@ def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     of_kind = [kinds.index(kind) if len(kinds) > 1 else 0 for kind in layer_kinds(config)]
     parts = heads + 2 * kv_heads
     embedding, output = embeddings(config, weights)
+    output, dtype = output[:most], dtype or compute_dtype(embedding.dtype, embedding.device)
+    joint = partial(_joint, family, weights, store)
     ropes = () if family.positions else Rope.all_of(config, embedding.device)
     # No family has both such an order and norms of heads, whose weights would need it too.
     order = _in_halves(width, 2 * len(ropes[0].frequencies), family.interleaved) if ropes else None
@@ -217,12 +261,14 @@ def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     def norm(name: str) -> Norm:
         weight = plain(weights, f"{name}.weight")
         if family.centred:
-            return Norm.of(upcast(weight), upcast(plain(weights, f"{name}.bias")), config.layer_norm_epsilon)
-        return Norm.of(1 + weight.detach().float() if family.above_one else upcast(weight), None, config.rms_norm_eps)
+            bias = plain(weights, f"{name}.bias").detach().to(dtype)
+            return Norm.of(weight.detach().to(dtype), bias, config.layer_norm_epsilon)
+        weight = 1 + weight.detach().float() if family.above_one else weight.detach().to(dtype)
+        return Norm.of(weight, None, config.rms_norm_eps)
 
     def rearranged(index: int) -> Layer:
         layer = f"{family.layers}.{index}"
-        router, up, down = _mlps(config, weights, index)
+        router, up, down = _mlps(config, weights, index, store)
 
         def norm_of(name: str | None) -> Norm | None:
             return None if name is None else norm(f"{layer}.{name}")
@@ -231,10 +277,10 @@ def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
         of_heads = [norm(f"{layer}.{name}") for name in HEAD_NORMS] if family.normed_heads else None
         return Layer(
             attention_norm=norm_of(family.attention_norm),
-            qkv=_joint(family, weights, *qkv, parts=parts, ordered=parts - kv_heads, order=order),
+            qkv=joint(*qkv, parts=parts, ordered=parts - kv_heads, order=order),
             head_norms=None if of_heads is None else (of_heads[0], of_heads[1]),
             rope=of_kind[index] if ropes and rotated[index] else None,
-            out=_joint(family, weights, f"{layer}.{family.out}"),
+            out=joint(f"{layer}.{family.out}"),
             mlp_norm=norm_of(family.mlp_norm),
             up=up,
             activate=ACTIVATIONS[activation(config)],
@@ -245,7 +291,7 @@ def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             router=router,
         )
 
-    layers, head = _packed(rearranged, config.num_hidden_layers, output)
+    layers, head = _packed(rearranged, kept, output, store)
     return FusedModel(
         layers=layers,
         embedding=embedding,
@@ -258,27 +304,26 @@ def _rearranged(config: PreTrainedConfig, weights: Weights) -> FusedModel:
         kv_heads=kv_heads,
         width=width,
         scales=Scales.of(config),
+        dtype=dtype,
     )
 
 
 def _mlps(
-    config: PreTrainedConfig, weights: Weights, index: int
+    config: PreTrainedConfig, weights: Weights, index: int, store: Store
 ) -> tuple[Router | None, tuple[Linear, ...], tuple[Linear, ...]]:
     """The router of a layer, if there is one, and the products of its MLP or of each expert."""
     family, of_layer = family_of(config), mixture(config, index)
-    layer = f"{family.layers}.{index}"
+    layer, joint = f"{family.layers}.{index}", partial(_joint, family, weights, store)
     if of_layer is None:
-        up = _joint(family, weights, *(f"{layer}.{name}" for name in family.up), parts=2 if family.gated else 1)
-        return None, (up,), (_joint(family, weights, f"{layer}.{family.down}"),)
-    router = Router(
-        _joint(family, weights, f"{layer}.{ROUTER.removesuffix('.weight')}"), of_layer.used, of_layer.normed
-    )
+        up = joint(*(f"{layer}.{name}" for name in family.up), parts=2 if family.gated else 1)
+        return None, (up,), (joint(f"{layer}.{family.down}"),)
+    router = Router(joint(f"{layer}.{ROUTER.removesuffix('.weight')}"), of_layer.used, of_layer.normed)
 
     def each(name: str, parts: int) -> tuple[Linear, ...]:
-        joint = weights[f"{layer}.{name}"]  # [experts, outer, inner], or if it is quantized [experts * outer, inner]
-        rows = joint.detach().flatten(0, 1) if isinstance(joint, Tensor) else joint
+        whole = weights[f"{layer}.{name}"]  # [experts, outer, inner], or if it is quantized [experts * outer, inner]
+        rows = whole.detach().flatten(0, 1) if isinstance(whole, Tensor) else whole
         size = len(rows) // of_layer.count
-        return tuple(Linear.of(rows[start : start + size], None, parts) for start in range(0, len(rows), size))
+        return tuple(store(rows[start : start + size], None, parts) for start in range(0, len(rows), size))
 
     return router, each(EXPERTS_UP, 2), each(EXPERTS_DOWN, 1)
 
@@ -296,18 +341,21 @@ def _in_halves(width: int, turned: int, interleaved: bool) -> list[int] | None:
     return None if order == list(range(width)) else order
 
 
-def _packed(layer: Callable[[int], Layer], count: int, output: Weight) -> tuple[tuple[Layer, ...], Linear]:
+def _packed(
+    layer: Callable[[int], Layer], kept: Sequence[int], output: Weight, store: Store
+) -> tuple[tuple[Layer, ...], Linear]:
     """The layers and the head. Where FBGEMM packs them, several at a time, since it uses one core for a weight."""
     if not isinstance(output, Tensor) or not packs_on_one_core(output):
-        return tuple(map(layer, range(count))), Linear.of(output, None)
+        return tuple(map(layer, kept)), store(output, None)
     with ThreadPoolExecutor(min(MOST_AT_ONCE, torch.get_num_threads())) as threads:
-        head = threads.submit(Linear.of, output, None)  # takes the longest
-        return tuple(threads.map(layer, range(count))), head.result()
+        head = threads.submit(store, output, None)  # takes the longest
+        return tuple(threads.map(layer, kept)), head.result()
 
 
 def _joint(
     family: Family,
     weights: Weights,
+    store: Store,
     *names: str,
     parts: int = 1,
     ordered: int = 0,
@@ -335,12 +383,12 @@ def _joint(
         bias = None if bias is None else bias[rows]
     tensors = [own.detach() for own in owns if isinstance(own, Tensor)]
     if len(tensors) < len(owns):
-        return Linear.of(owns, bias, parts)
+        return store(owns, bias, parts)
     weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     if order is None and weight.device.type != "cpu" and not family.transposed:
         for name, joint in zip(names, weight.split([len(own) for own in owns]), strict=True):
             plain(weights, f"{name}.weight").data = joint
-    return Linear.of(weight, bias, parts)
+    return store(weight, bias, parts)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:

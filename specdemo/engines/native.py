@@ -9,14 +9,16 @@ whether or not its rows branch. So greedy text is the same to the last bit with 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import byref, c_long, c_uint64, c_void_p, pointer
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..system.progress import check_stopped
 from . import layout
@@ -256,6 +258,14 @@ class NativeCache:
         lines = *sizes[:2], -1, capacity // layers.library.step, columns
         self._by_line = self._values.view(*lines, layers.library.step)  # the places are the lines and their numbers
 
+    def fill(self, keys: Tensor, values: Tensor) -> None:
+        """See `FusedRunner.fill`."""
+        columns, step, rest = self._by_column.shape[4], self._by_line.shape[5], self.capacity - keys.shape[2]
+        keys = F.pad(keys, (0, 0, 0, rest)).unflatten(3, (-1, step)).unflatten(2, (-1, columns))
+        values = F.pad(values, (0, -values.shape[3] % columns, 0, rest)).unflatten(3, (-1, columns))
+        self._by_column.copy_(keys.transpose(3, 4))
+        self._by_line.copy_(values.unflatten(2, (-1, step)).permute(0, 1, 4, 2, 5, 3))
+
     def move(self, start: int, path: Sequence[int]) -> None:
         columns, step = self._by_column.shape[4], self._by_line.shape[5]
         rows, places = torch.tensor(path) + start, torch.arange(start, start + len(path))
@@ -301,7 +311,7 @@ class NativeModel(SharedPasses):
 class NativeRunner(FusedRunner):
     """A `FusedRunner` that calls the C library. The residual stream is float32."""
 
-    exact_rows, exact_tree_rows = ANY_ROWS, MOST_ROWS
+    claimed_rows = ANY_ROWS, MOST_ROWS
 
     def __init__(self, model: NativeModel, capacity: int) -> None:
         super().__init__(model.model, capacity)
@@ -313,6 +323,9 @@ class NativeRunner(FusedRunner):
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         return NativeRunner(self.together.first_layers(count), capacity)
+
+    def of_ends(self) -> Callable[[int], FusedRunner]:
+        return partial(NativeRunner, NativeModel(self.model.ends()))
 
     def rows(self, count: int, parents: Sequence[int] | None, done: int = 0) -> NativeRows:
         """The next `count` rows of the pass that has begun, of which some are `done`."""

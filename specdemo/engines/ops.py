@@ -6,7 +6,9 @@ cache and what the rows see are read from buffers too, so a pass serves texts of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +18,24 @@ from .layout import Router, capped
 from .linear import Linear, Norm, swiglu
 
 UNIT = 16  # see `placed`
+EXACT = False  # whether a row is the same bits whatever the other rows of a pass are
+APART = False  # whether the rows of a pass may be of several sequences, see `placed`
+PARTS = {  # of a pass, each of which either torch or a kernel computes
+    "products": ("product",),
+    "experts": ("choose", "chosen_product"),
+    "sums": ("plus",),
+    "attention": ("placed", "write_kv", "attend"),
+}
 
 __all__ = ["UNIT", "attend", "choose", "chosen_product", "placed", "plus", "product", "rotate", "write_kv"]
+
+
+def partly(kernels: Any, by_torch: Collection[str]) -> Any:
+    """The functions of this module by `kernels`, but for those of some of the `PARTS`."""
+    if not by_torch:
+        return kernels
+    ours = {name: globals()[name] for part in by_torch for name in PARTS[part]}
+    return SimpleNamespace(**{**vars(kernels), **ours, "EXACT": False, "APART": "attention" not in by_torch})
 
 
 def product(

@@ -15,7 +15,7 @@ import os
 import platform
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ..decoding import sampling
 from ..decoding.constraint import Constraint, tokenizer_of
 from ..decoding.costs import CostModel
 from ..decoding.parts import DrafterParts
@@ -32,9 +31,10 @@ from ..drafters.names import DRAFTERS, behind
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.families import attending_layers
-from ..engines.runner import Runner
+from ..engines.runner import Runner, SelfTest
 from ..formats import byte_size
 from ..system.hardware import compute_dtype, cpu_model, cpu_name, device_name, dtype_name
+from ..system.replaced import REPLACED
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights
 from .configuration import context_of, embedding_rows
@@ -47,6 +47,7 @@ from .published_heads import fetch_heads, formats_of
 from .sizes import check_files, experts_of, keys_and_values, plan, share_drafting, share_read
 from .store import LoadError, Progress, ignore
 from .translation import Translation, differing_token
+from .trial import check_draws
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,11 +65,11 @@ class Loaded:
 
     `dtype` is the type of computations, `weights_dtype` that of stored weights. `context` is the most tokens of a run,
     `rows` how many token ids the target can read, `eos_ids` the tokens that end a text. `weights` identifies the
-    weights in the header of a trace. `engine` runs the target: graph, native, fused or eager; `exact_rows` and
-    `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` is the bytes of the
-    target's weights on each device, `held` those of all models. `token_bytes` is the bytes of a token's keys and
-    values, of the target and of the drafters with their own cache. `bytes_per_pass` is the bytes of weights that a pass
-    of the target reads for one token, see `sizes.share_read`.
+    weights in the header of a trace. `engine` runs the target: graph, native, fused or eager; `exact_rows`,
+    `exact_tree_rows` and `self_test` are those of its runners. `parts` are what its drafters need. `placement` is the
+    bytes of the target's weights on each device, `held` those of all models. `token_bytes` is the bytes of a token's
+    keys and values, of the target and of the drafters with their own cache. `bytes_per_pass` is the bytes of weights
+    that a pass of the target reads for one token, see `sizes.share_read`.
     """
 
     preset: Preset
@@ -88,6 +89,7 @@ class Loaded:
     engine: str
     exact_rows: int
     exact_tree_rows: int
+    self_test: SelfTest | None
     make_target_runner: MakeRunner | None
     token_bytes: Mapping[str, int]
     bytes_per_pass: int
@@ -162,6 +164,7 @@ class Loaded:
             "engine": self.engine,
             "exact_rows": self.exact_rows,
             "exact_tree_rows": self.exact_tree_rows,
+            "self_test": self.self_test and {**asdict(self.self_test), "replaced": [*REPLACED.values()]},
             "drafts_by_text": self.parts.translator is not None,
             "dtype": dtype_name(self.dtype),
             "weights_dtype": dtype_name(self.weights_dtype),
@@ -249,11 +252,12 @@ def _load(
     if where.devices[0].type == "cuda":
         torch.cuda.set_device(where.devices[0])
     opening = partial(open_checkpoint, progress=progress, eager=eager)
-    opened = [opening(models[0], files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)]
+    target = opening(models[0], files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)
+    opened = [target]
     if preset.draft_model:
-        opened.append(opening(models[1], files[1], where.devices[1], 1))
-    if any(each.device.type != "cuda" for each in opened):
-        sampling.library()  # compile it now, not while the first run is timed
+        opened.append(opening(models[1], files[1], where.devices[1], 1, target=False))
+    for drawing in {each.device for each in opened}:
+        check_draws(drawing, embedding_rows(models[0].config))  # it compiles what draws, too
     progress(1.0, "ready")
     parts = _drafter_parts(preset, models, opened, files[0])
     heads = heads if parts.embeddings is not None else {}
@@ -325,6 +329,7 @@ def _assembled(
         engine=of_target.engine,
         exact_rows=runner.exact_rows,
         exact_tree_rows=runner.exact_tree_rows,
+        self_test=runner.self_test,
         make_target_runner=of_target.make_runner,
     )
 

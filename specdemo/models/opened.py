@@ -20,14 +20,17 @@ from torch import Tensor
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.families import knows
-from ..engines.named_weights import embeddings, final_norm, stored_as
+from ..engines.named_weights import Weights, embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
+from ..engines.self_test import WrongLogits, self_test
 from ..system.hardware import AS_STORED, compute_dtype, unquantized
+from ..system.progress import tell
 from .checkpoint import Checkpoint, fetch_weights
 from .configuration import described
 from .errors import wrap_load_errors
 from .on_hub import download_bar
 from .store import LoadError, Progress, ignore
+from .trial import do_without, try_engine
 from .weights import StoredWeights
 
 if TYPE_CHECKING:
@@ -196,6 +199,7 @@ def open_checkpoint(
     slots: int,
     with_embeddings: bool = False,
     *,
+    target: bool = True,
     progress: Progress,
     eager: bool,
     max_memory: Mapping[int | str, int] | None = None,
@@ -206,6 +210,7 @@ def open_checkpoint(
         files: its weights, see `fetch_weights`.
         slots: how many runs go on at the same time.
         with_embeddings: whether heads will draft for it.
+        target: whether its text counts. Then the engine is tested.
         max_memory: see `open_model`.
     Raises:
         LoadError: it failed. The message says why and what to do.
@@ -214,17 +219,26 @@ def open_checkpoint(
     again = _as_long_as_held(partial(open_model, checkpoint, device, ignore, max_memory))
     laying_out = "capturing the passes" if device.type == "cuda" else "laying out the weights"
     with wrap_load_errors(checkpoint.source):
+        if not eager and knows(checkpoint.config):
+            try_engine(checkpoint.config, checkpoint.dtype, device)
         weights = None if eager or max_memory else read_weights(checkpoint, files, device)
         if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
             progress(None, laying_out)
-            engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
+            engine, make_runner = _proven(
+                lambda: runner_of_weights(checkpoint.config, weights, device, slots), checkpoint, weights, target
+            )
             both = embeddings(checkpoint.config, weights) if with_embeddings else None
             norm = final_norm(checkpoint.config, weights)
             weights.let_go()
             return _ModelInMemory(engine, make_runner, again, both, weights.placement, device, norm, weights.sizes)
         model = open_model(checkpoint, device, progress, max_memory)
         progress(None, laying_out)
-        engine, make_runner = runner_maker(model, slots, eager, checkpoint.dtype)
+        engine, make_runner = _proven(
+            lambda: runner_maker(model, slots, eager, checkpoint.dtype),
+            checkpoint,
+            dict(model.named_parameters(remove_duplicate=False)),
+            target,
+        )
         both = embeddings_of(model) if with_embeddings else None
         if both is not None and device.type == "mps":  # heads draft on the device of the states, see `EagerRunner`
             both = _as_type(both, "cpu", torch.float32)
@@ -234,6 +248,27 @@ def open_checkpoint(
             both = _as_type(both, unquantized(checkpoint.dtype))
         norm = final_norm(checkpoint.config, dict(model.named_parameters()))
         return _ModelInMemory(engine, make_runner, again, both, placement(model), model.device, norm)
+
+
+def _proven(
+    make: Callable[[], tuple[str, MakeRunner]], checkpoint: Checkpoint, weights: Weights, target: bool
+) -> tuple[str, MakeRunner]:
+    """The engine that `make` gives. If it is the target's and fails its test, another takes its place.
+
+    Raises:
+        LoadError: there is none for these weights.
+    """
+    engine, make_runner = make()
+    if not target or engine == "eager":
+        return engine, make_runner
+    tell("testing the engine")
+    try:
+        self_test(make_runner, checkpoint.config, weights)
+        return engine, make_runner
+    except WrongLogits as error:
+        del make_runner  # its memory
+        do_without(engine, str(error), checkpoint.dtype, checkpoint.device)
+    return _proven(make, checkpoint, weights, target)
 
 
 def _as_type(both: tuple[Tensor, Tensor], *to: Any) -> tuple[Tensor, Tensor]:

@@ -180,6 +180,15 @@ class Texts:
         return self.request is not None and is_exact(self.environment, self.request.k, self.request.tree)
 
     @property
+    def tested_rows(self) -> int:
+        """Up to how many rows of a pass a test on the machine that ran this found it exact; 0 if there was none."""
+        found = self.environment.get("self_test")
+        if not self.is_exact or not isinstance(found, dict):
+            return 0
+        rows = found.get("tree_rows" if self.request and self.request.tree else "rows")
+        return rows if type(rows) is int else 0
+
+    @property
     def is_near_tie(self) -> bool:
         margin = self.comparison.margin if self.comparison else None
         return margin is not None and not self.is_exact and is_near_tie(margin, self.dtype, self.settings.temperature)

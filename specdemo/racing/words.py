@@ -102,11 +102,12 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
         "one token": (
             lambda t: t.mark == "same" and t.both == 1,
-            "The one token is exactly that of the target alone. {same when sampled}",
+            "The one token is exactly that of the target alone. {same when sampled} {exact by test}",
         ),
         "same": (
             lambda t: t.mark == "same",
-            "{how many} {both} tokens are exactly those that the target alone wrote. {same when sampled}",
+            "{how many} {both} tokens are exactly those that the target alone wrote. {same when sampled} "
+            "{exact by test}",
         ),
         "": "{same draws} {same up to} {why different}",
     },
@@ -116,6 +117,12 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         "": (
             lambda t: t.settings.temperature > 0,
             "Both lanes use the same random draws, so the text is the same above temperature 0 too.",
+        ),
+    },
+    "exact by test": {
+        "": (
+            lambda t: t.tested_rows,
+            "The engine is exact to the bit up to {tested_rows} rows of a pass: tested on the machine that ran it.",
         ),
     },
     "same draws": {"": (lambda t: t.settings.temperature > 0, "Both lanes use the same random draws.")},

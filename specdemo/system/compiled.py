@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from .cpu_level import level
 from .folders import cache_folder
 from .hardware import cpu_flags, cpu_model
+from .replaced import REPLACED
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ TIMEOUT = 120  # seconds for the compiler, which takes about one
 
 def compiled(source: Path, *options: str) -> CDLL | None:
     """The functions of a C file; None without gcc, or if this is not Linux on x86."""
-    if os.environ.get(SWITCH) == "0" or platform.system() != "Linux" or not cpu_flags():
+    if source.name in REPLACED or os.environ.get(SWITCH) == "0" or platform.system() != "Linux" or not cpu_flags():
         return None  # no flags: not an x86, or its generation is unknown
     compiler = shutil.which("gcc")  # other compilers use another OpenMP than torch
     if compiler is None:

@@ -20,6 +20,6 @@ def facts(loaded: Any) -> tuple[str, ...]:
     disk = placed.get("disk", 0)
     on_disk = f"{byte_size(disk)} of the weights on the disk, read for every pass" if disk else None
     by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
-    missing = loaded.missing_heads.values()
-    notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing
+    missing, replaced = loaded.missing_heads.values(), (environment.get("self_test") or {}).get("replaced", ())
+    notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing, *replaced
     return tuple(str(note) for note in notes if note)

@@ -124,6 +124,7 @@ def makes_runners(engine: str, model: PreTrainedModel) -> Callable[[int], Any]:
 class ByAddress:
     """In place of the kernels: torch's operations on the caches that lie at the distances which the rows tell."""
 
+    EXACT = APART = True
     product = staticmethod(ops.product)
 
     @staticmethod

@@ -83,7 +83,7 @@ def test_a_machine_of_many_cores_lays_out_no_more_layers_at_a_time(dtype, at_onc
         busy.remove(place)
         return place
 
-    layers, head = layout._packed(layer, 12, torch.ones(4, 3, dtype=dtype))
+    layers, head = layout._packed(layer, range(12), torch.ones(4, 3, dtype=dtype), Linear.of)
     assert layers == tuple(range(12))
     assert torch.equal(head(torch.ones(1, 3)), torch.full((1, 4), 3.0))
     assert most == at_once

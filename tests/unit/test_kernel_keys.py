@@ -70,7 +70,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> dict[str, Keys]:
 
 
 def graphs_of() -> Graphs:
-    return choose.captured(FusedModel.of(tiny_model("llama")), recorded, 1)
+    from specdemo.engines.gpu import kernels
+
+    return Graphs(FusedModel.of(tiny_model("llama")), kernels, recorded, 1)
 
 
 def seen(keys: dict[str, Keys]) -> dict[str, set[str]]:

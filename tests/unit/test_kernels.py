@@ -235,7 +235,37 @@ for family in ("qwen3", "gemma3_text"):
 """
 
 
+# Each kernel of a pass broken in turn, in a trial of it. Nothing is tried before the text, which takes as long again.
+BROKEN = """
+import torch
+from tests.harness.models import config_of
+from specdemo.engines import ops, self_test
+from specdemo.engines.gpu import graph, kernels
+from specdemo.engines.linear import Linear
+from specdemo.models import trial
+
+graph.ROOM, self_test.LENGTH, cpu = 128, 40, torch.device("cpu")
+self_test.CHAINS, self_test.TREES, self_test.DRAFTED = (2, 9), (8,), 2
+Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)
+trial.ops_for = lambda *_: kernels
+config = config_of(family, num_hidden_layers=1)
+assert trial.outcome("kernels", config, torch.float32, cpu) == ""
+for name in names:
+    right = getattr(kernels, name)
+    def wrong(*given, **named):
+        found = right(*given, **named)
+        return (found[0].flip(-1), found[1]) if name == "choose" else found.flip(-1)
+    setattr(kernels, name, wrong)
+    (part,) = (part for part, of_part in ops.PARTS.items() if name in of_part)
+    assert "logits" in trial.outcome(part, config, torch.float32, cpu), name
+    setattr(kernels, name, right)
+"""
+OF_EXPERTS_BROKEN = 'family, names = "qwen3_moe", ("choose", "chosen_product")'
+OF_A_LAYER_BROKEN = 'family, names = "granite", ("product", "plus", "write_kv", "attend")'
+
+
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
+EXACT |= {"trial of experts": OF_EXPERTS_BROKEN + BROKEN, "trial of a layer": OF_A_LAYER_BROKEN + BROKEN}
 EXACT |= {"experts and rows": WITH_EXPERTS, "rows of a product": PRODUCTS}
 SCRIPTS = {"draw": DRAWN, "depth of a tree": GROWN, "pass": WITH_NUMPY + PASSED + LIKE_LLAMA}
 SCRIPTS |= {"families": WITH_NUMPY + PASSED + OTHERS, "experts": WITH_NUMPY + PASSED + EXPERTS}

@@ -98,10 +98,7 @@ def bytes_read(model: PreTrainedModel, context: int, tokens: int) -> int:
 
 
 def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
-    """The model's passes made of these functions, by default the fastest: captured on a GPU, called on a CPU.
-
-    Unlike `choose.captured` it raises where the fastest functions fail.
-    """
+    """The model's passes made of these functions, by default the fastest: captured on a GPU, called on a CPU."""
     device = model.embedding.device
     return Graphs(model, functions or ops_for(model.width, device), capture_for(device), 1)
 

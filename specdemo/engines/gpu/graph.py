@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from ...settings import MAX_K
 from ...system.device import to_device
 from ...system.progress import tell
-from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, SharedPasses, end_all, hidden_states, round_up
 from ..layout import FusedModel
+from ..ops import UNIT
 from ..passes import in_groups
 from ..rows import MOST_ROWS, TREES, branches_of, size_of_tree
 from ..runner import Pass, Runner
@@ -221,7 +221,7 @@ class CapturedPasses:
 
 def distance(keys: Tensor, others: Tensor) -> int:
     """From the keys of one cache to those of another of the same shape, see `ops.placed`; the same as of the values."""
-    units, rest = divmod(others.data_ptr() - keys.data_ptr(), torch_ops.UNIT * keys.element_size())
+    units, rest = divmod(others.data_ptr() - keys.data_ptr(), UNIT * keys.element_size())
     assert rest == 0, "memory comes in multiples of 64 bytes"
     return units
 
@@ -243,7 +243,7 @@ class Graphs(SlotPool[GraphSlot]):
 
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
-        self.together = SharedPasses(model) if ops is torch_ops else GraphPasses(model)
+        self.together = GraphPasses(model) if ops.APART else SharedPasses(model)
         self.functions = CapturedFunctions(capture)
         self._parts: dict[int, Graphs] = {}
         self._passes: dict[int, CapturedPasses] = {}  # that the slots of a capacity share
@@ -254,7 +254,7 @@ class Graphs(SlotPool[GraphSlot]):
         if passes := self._passes.get(capacity):
             return GraphSlot(passes, Cache(self.model, capacity), capacity)
         passes = CapturedPasses(self.model, self.ops, self.capture, capacity)
-        if self.ops is not torch_ops:
+        if self.ops.APART:
             self._passes[capacity] = passes
         return GraphSlot(passes, passes.cache, capacity)
 
@@ -325,13 +325,9 @@ class GraphRunner(FusedRunner):
         return self._slot
 
     @property
-    def exact_rows(self) -> int:
-        """`LONGEST` with Triton's kernels, 0 with torch's operations."""
-        return 0 if self._graphs.ops is torch_ops else LONGEST
-
-    @property
-    def exact_tree_rows(self) -> int:
-        return 0 if self._graphs.ops is torch_ops else MOST_ROWS  # torch's attention uses a mask
+    def claimed_rows(self) -> tuple[int, int]:
+        """None with any of torch's operations: its products sum in other orders, and its attention uses a mask."""
+        return (LONGEST, MOST_ROWS) if self._graphs.ops.EXACT else (0, 0)
 
     @property
     def capture_seconds(self) -> float:
@@ -367,6 +363,10 @@ class GraphRunner(FusedRunner):
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         return GraphRunner(self._graphs.first_layers(count), capacity)
+
+    def of_ends(self) -> Callable[[int], FusedRunner]:
+        whole = self._graphs
+        return partial(GraphRunner, Graphs(whole.model.ends(), whole.ops, whole.capture, 1))
 
     def release(self) -> None:
         super().release()

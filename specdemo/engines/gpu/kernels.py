@@ -29,6 +29,7 @@ from .routing import choose
 
 __all__ = ["attend", "choose", "chosen_product", "placed", "plus", "product", "usable", "write_kv"]
 
+EXACT = APART = True  # see `ops`
 KEY_BYTES, WIDE = 256, 128  # bytes of a column of the keys that a program reads at a time, of heads up to this width,
 WIDE_KEY_BYTES = 64  # and of wider ones, of which shared memory holds fewer: Triton copies them three steps ahead
 LEAST_CHUNK, MOST_CHUNKS = 128, 32

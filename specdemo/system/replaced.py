@@ -1,0 +1,17 @@
+"""What does not run right on this machine. Something slower takes its place, and a sentence says so."""
+
+from __future__ import annotations
+
+import logging
+
+from .progress import tell
+
+log = logging.getLogger(__name__)
+REPLACED: dict[str, str] = {}  # by the name of an engine or a part of one: the sentence
+
+
+def replace(name: str, sentence: str) -> None:
+    """Do without a part of this program until it ends."""
+    REPLACED[name] = sentence
+    log.warning(sentence)
+    tell(sentence)

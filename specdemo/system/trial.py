@@ -1,0 +1,93 @@
+"""Tries in a child process what may crash or hang on this machine, and keeps what became of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import NamedTemporaryFile
+from threading import Thread
+from time import monotonic
+
+from .folders import cache_folder
+from .progress import check_stopped
+
+STARTING, SILENT = 180.0, 60.0  # the most seconds before the first line of a child, and between two lines
+OFTEN = 0.5  # seconds between two looks at whether the work should stop
+FOLDER = Path(__file__).parents[2]
+
+
+def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[object]) -> dict[str, str]:
+    """What went wrong in each of several trials, in words that follow a subject; "" where nothing did.
+
+    `python -m module NAMES` runs them, with `given` as its input. It prints a line when it begins, a JSON object of the
+    name and the words after each trial, and any other lines in between. After a trial that went wrong it may end; then
+    it is run again for the others. Where it cannot begin, nothing is known of the trials.
+
+    Args:
+        facts: what the outcome depends on. While they stay the same, it is read from the cache.
+    """
+    key = hashlib.sha256("\n".join(map(str, (module, *names, *facts))).encode()).hexdigest()[:16]
+    file, found = cache_folder() / "trials" / f"{key}.json", dict[str, str]()
+    with suppress(OSError, ValueError, AttributeError):  # AttributeError: it is no object
+        kept: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+        if kept.keys() == {*names}:
+            return kept
+    while left := [name for name in names if name not in found]:
+        ended = _run([sys.executable, "-m", module, *left], given, found)
+        if ended is None:
+            return found
+        unknown = [name for name in left if name not in found]
+        if unknown and (ended or unknown == left):
+            found[unknown[0]] = ended or "ends without an answer"
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as partial:
+            json.dump(found, partial)
+        os.replace(partial.name, file)
+    return found
+
+
+def _run(command: Sequence[str], given: bytes, found: dict[str, str]) -> str | None:
+    """Run a child, and add what it finds to `found`. Returns how it failed, or "", or None if it never began."""
+    lines: Queue[bytes | None] = Queue()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=FOLDER, **pipes) as child:  # type: ignore[call-overload]
+
+        def listen() -> None:
+            with suppress(OSError):  # it has ended already
+                child.stdin.write(given)
+                child.stdin.close()
+            for line in child.stdout:
+                lines.put(line)
+            lines.put(None)
+
+        Thread(target=listen, daemon=True).start()
+        try:
+            begun, until = False, monotonic() + STARTING
+            while True:
+                check_stopped()
+                try:
+                    line = lines.get(timeout=OFTEN)
+                except Empty:
+                    if monotonic() < until:
+                        continue
+                    return f"does not end within {SILENT:.0f} seconds" if begun else None
+                if line is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(SILENT)
+                    break
+                begun, until = True, monotonic() + SILENT
+                with suppress(ValueError):
+                    found |= json.loads(line)
+        finally:
+            child.kill()
+    if not begun:
+        return None
+    return "" if child.returncode == 0 else f"ends the process (with {child.returncode})"
