@@ -26,7 +26,7 @@ from tools.bench import gpu as bench_gpu
 from tools.bench import gpu_pair, gpu_passes
 from tools.bench.__main__ import app
 from tools.bench.cases import COMPILED, HF, Case
-from tools.bench.gpu import TINY, Gpu, measure
+from tools.bench.gpu import TEMPERATURES, TINY, Gpu, measure
 from tools.bench.gpu_passes import parts
 from tools.bench.rows import Row
 
@@ -62,35 +62,34 @@ def test_every_measurement_gives_its_rows() -> None:
     found = measured(TINY)
     rows = [row for part in found.values() for row in part.values()]
     expected = {"memory", "capture", "part of a pass, ops", "pass, graph", "plain decoding", "round, forced"}
-    expected |= {"rounds of nanogpt-shakespeare", "pass of a smaller shape"}
-    expected |= {f"texts by {drafts} equal to the target's own" for drafts in ("trees", "chains")}
+    expected |= {"rounds of nanogpt-shakespeare", "pass of a shape", "exact rows", "texts equal to the target's own"}
     assert found.keys() >= expected
     assert "failed" not in found
     assert tuple(found["plain decoding"]) == ENGINES
-    assert all(value > 0 for row in rows for key, value in row.items() if key in ("ms", "tokens_per_second"))
+    assert all(row["ms"] > 0 for row in rows if "ms" in row)
     forced = found["round, forced"]
     assert [*forced] == ["K = 1, 0 pass", "K = 1, 1 pass", *(f"K = 3, {passing} pass" for passing in (0, 1, 3))]
     every = forced["K = 3, 3 pass"]
     assert every["tokens_per_second"] == pytest.approx(4 * 1000 / every["ms"])
     assert every["drafted_token_ms"] == pytest.approx(every["draft_ms"] / 3)
-    assert [*found["pass of a smaller shape"]] == [f"tinier, T = {count}, one of 10 in a row" for count in (1, 6, 17)]
-    heads = found["round with a head"]
-    ways = [f"{kind}, {way}" for kind in ("eagle", "block") for way in ("captured", "as it comes")]
-    assert [*heads] == ["alone", *ways]
+    lengths = [f"T = {count}, one of 10 in a row" for count in (1, 6, 17)]
+    assert [*found["pass of a shape"]] == [f"{shape}, {length}" for shape in TINY.shapes for length in lengths]
+    heads = found["round of a shape"]
+    ways = [f"{shape}, {way}" for shape in TINY.shapes for way in ("alone", "eagle", "block")]
+    assert [*heads] == ways
     assert all(0 < heads[way]["draft_ms"] < heads[way]["ms"] for way in ways)
     ours = found["made pair, ours"]
     assert [*ours] == ["alone", *(f"draft model, K = {k}" for k in (1, 3, "auto")), *TREES]
     assert ours["draft model, K = 3"]["tokens_per_round"] > 1.5
     assert 3 < ours[TREES[0]]["rows"] <= 4 < ours[TREES[1]]["rows"] <= 7
-    trees = found["trees of nanogpt-shakespeare"]
-    assert len(trees) == 2 * 5  # by the bigram table: the fastest chain, auto, two trees, auto
-    assert all(row["to_best_chain"] > 0 for what, row in trees.items() if "fastest" not in what)
-    for drafts, count in (("trees", 12), ("chains", 8)):  # of two prompts; auto that may draft trees counts as trees
-        (same,) = found[f"texts by {drafts} equal to the target's own"].values()
-        assert same["identical"] == same["texts"] == count, drafts
-    printed = bench_gpu.table(rows, TINY)
-    assert len(printed.splitlines()) > len(rows)
-    assert tells(printed, "shape tiny,")
+    texts = found["texts of nanogpt-shakespeare"].values()  # by the bigram table
+    assert [row["texts"] for row in texts] == [2] * len(TEMPERATURES) * 7  # alone, 2 chains, auto, 2 trees, auto
+    assert all(row["identical"] == 2 and row["tokens_per_second"].mean > 0 for row in texts)
+    sums = found["texts equal to the target's own"]  # auto that may draft trees counts as trees
+    assert all((row["identical"], row["texts"]) == (12, 12) for row in sums.values())
+    (exact,) = found["exact rows"].values()
+    assert exact["rows"] > 0
+    assert "error" not in exact
 
 
 @pytest.mark.slow
@@ -170,9 +169,10 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
     monkeypatch.setattr(gpu_passes, "captured", captured)
     monkeypatch.setattr(gpu_passes, "ops_for", lambda width, device: kernels)
     found = measured()
-    models = "the target", "tinier", "the draft model", "a small target", "the made target", "its draft model"
+    models = "tiny", "tinier", "the target", "the draft model", "the made target", "its draft model"
     slots = [f"a slot of {model}, as fast as can be" for model in models]
-    assert [*found["failed"]] == [slots[0], *(f"attend, kernels, T = {count}" for count in (1, 6, 17)), *slots[1:]]
+    parts = [f"attend, kernels, T = {count}" for count in (1, 6, 17)]
+    assert [*found["failed"]] == [*slots[:4], *parts, *slots[4:]]
     captures = [what for what in found["capture"] if "nothing to compile" not in what]
     assert captures == [f"a slot of {model}, made of ops, what is new compiled" for model in models]
     assert found.keys() >= {"part of a pass, ops", "pass, graph", "round, forced", "made pair, ours"}
@@ -253,14 +253,13 @@ def gpu(*words: str) -> Any:
 def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_gpu, "another_slot", broken)
     monkeypatch.setattr(bench_gpu, "TINY", FEW)
-    done = gpu("--tiny", "--only", "passes,trees", "--dtype", "float32", "--json", str(tmp_path / "gpu.json"))
+    done = gpu("--tiny", "--only", "passes,preset", "--dtype", "float32", "--json", str(tmp_path / "gpu.json"))
     assert done.exit_code == 1
     assert "FAILED: another slot." in done.stdout
-    assert "python -m pytest tests/gpu -m gpu" in done.stderr
     assert "pass, graph, T = 1, ms " in done.stderr  # what is left of a run that is cut off
     found = json.loads((tmp_path / "gpu.json").read_text())
     *_, last = found["measurements"]
-    assert last["part"] == "texts by chains equal to the target's own"
+    assert last["part"] == "rounds of nanogpt-shakespeare"
     assert found["environment"].keys() >= {"torch", "commit", "device"}
     assert found["command"].startswith("python -m tools.bench")
 
@@ -278,7 +277,7 @@ def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypat
     done = gpu("--tiny", "--json", str(path))
     assert seen == [["one"], ["one", "two"], ["one", "two", "three"]]
     assert [row["what"] for row in json.loads(path.read_text())["measurements"]] == seen[-1]
-    assert "pass, two, ms 1.500, achieved 50%" in done.output
+    assert "pass, two, ms 1.5, achieved 50%" in done.output
 
 
 def test_without_a_gpu_it_says_so() -> None:

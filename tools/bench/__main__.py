@@ -48,6 +48,7 @@ DRAFTER_COLUMNS: Columns = {
     **{"tokens_per_round": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%", "draft_cost": ".0%"},
     "by place": (lambda row: " ".join(f"{share:.0%}" for share in row["acceptance_by_place"]), ""),
 }
+REPORT_FILE = Path("gpu-report.json")
 INTERRUPTED = 130  # what shells answer for a program that was interrupted
 
 Against = Annotated[
@@ -289,32 +290,36 @@ def gpu(
     tiny: Annotated[
         bool, Option("--tiny", help="Use tiny sizes, which run on a CPU too, to see that it works.")
     ] = False,
-    quick: Annotated[bool, Option("--quick", help="Measure fewer sizes, in a few minutes for each part.")] = False,
-    only: Annotated[str, Option(metavar="PARTS", help="Only these parts: passes, rounds, trees; with commas.")] = "",
+    report: Annotated[
+        bool, Option("--report", help="Run the tests of a GPU too, and measure fewer sizes, in 4 minutes.")
+    ] = False,
+    only: Annotated[
+        str, Option(metavar="PARTS", help="Only these parts: shapes, passes, pair, preset, vllm; with commas.")
+    ] = "",
     json_: JsonFile = None,
 ) -> None:
-    """How near the captured engine comes to what this GPU can do, with random weights; and trees beside chains, by the
-    drafters of the default preset.
-
-    `python -m pytest tests/gpu -m gpu` checks that it is right.
+    """How near the captured engine comes to what this GPU can do: with random weights, and with the drafters of the
+    default preset, whose texts are compared.
     """
     from specdemo.system.hardware import choose_device, choose_dtype
 
     from . import gpu as bench_gpu
+    from . import gpu_report
+    from .docs import measured
     from .rows import command
 
+    json_ = json_ or (REPORT_FILE if report else None)
     check_writable(json_)
     chosen = choose_device(device)
     if chosen.type == "cpu" and not tiny:
         raise BadInput(
             "There is no GPU to measure here. With --tiny it runs on the CPU, where its figures mean nothing."
         )
-    sizes = bench_gpu.TINY if tiny else bench_gpu.QUICK if quick else bench_gpu.FULL
+    sizes = bench_gpu.TINY if tiny else bench_gpu.REPORT if report else bench_gpu.FULL
     parts = [part.strip() for part in only.split(",") if part.strip()]
     for part in parts:
         one_of("part", part, [*bench_gpu.PARTS])
-    typer.echo("This measures only. To check that the engine is right: python -m pytest tests/gpu -m gpu", err=True)
-    facts = {"command": command(), "environment": bench_gpu.environment(chosen), "sizes": sizes.name}
+    facts: dict[str, Any] = {"command": command(), "environment": bench_gpu.environment(chosen), "sizes": sizes.name}
     rows: list[bench_gpu.Row] = []
 
     def take(row: bench_gpu.Row) -> None:
@@ -322,8 +327,13 @@ def gpu(
         rows.append(row)
         save_json(json_, {**facts, "measurements": rows})  # after every row, for a run that is cut off
 
-    bench_gpu.measure(bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take), parts)
-    typer.echo("\n" + bench_gpu.table(rows, sizes))
+    on = bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take)
+    if report and not parts:
+        tiny_too = ["--tiny"] if tiny else []
+        gpu_report.report(on, ["--report", *tiny_too, "--dtype", dtype, "--device", device])
+    else:
+        bench_gpu.measure(on, parts)
+    typer.echo("\n".join(["", *measured({**facts, "measurements": rows}), "", bench_gpu.NOTES]))
     if failed := [row["what"] for row in rows if "error" in row]:
         typer.echo(f"FAILED: {', '.join(failed)}.")
         raise typer.Exit(1)

@@ -34,6 +34,7 @@ DOCS = PRESETS.parent / "docs" / "results"
 ABOUT = "pages.toml"
 NEW_TOKENS = re.compile(r"--max-new-tokens (\d+)")
 HEADINGS = {
+    **{"identical": "texts of the target", "texts": "of", "to_alone": "to the target alone"},
     **{"achieved": "share of the memory's speed", "floor_ms": "ms that reading takes", "gb_per_second": "GB/s"},
     **{"tokens_per_second": "tokens/s", "tokens_per_round": "tokens a round", "what": ""},
     **{"ratio_to_alone": "to the engine alone", "ratio_to_unseen": "to nobody watching"},
@@ -41,7 +42,7 @@ HEADINGS = {
 SHARES = {"achieved": ".0%", "waiting": ".1%", "acceptance_rate": ".0%"}
 LEFT_OUT = {"command", "note", "part", "bytes", "context"}  # from tables
 FACTS = (
-    *("cores", "threads", "engine", "dtype", "weights_dtype"),
+    *("host", "cores", "threads", "engine", "dtype", "weights_dtype"),
     *("driver", "cuda", "python", "torch", "transformers", "triton", "commit"),
 )
 VARIABLE = re.compile(r"\((SPECDEMO_\w+=\w+)\)")  # of the environment, as the CPU's name keeps it
@@ -76,16 +77,21 @@ def page(path: Path, title: str, bounds: str, tables: Iterable[str] = ("methods"
     saved = json.loads(path.read_text(encoding="utf-8"), object_hook=spread)
     if "runs" in saved:
         saved = read_record(path)
-    variable = VARIABLE.search(saved["environment"]["cpu"] or "")
     ran = f"{_ran(saved)} ([data](../../presets/results/{path.name}))."
-    lines = [f"# {title}", "", _wrapped(ran), "", f"    {variable[1] + ' ' if variable else ''}{saved['command']}"]
-    lines += ["", _wrapped(_machine(saved["environment"]))]
+    return "\n".join([f"# {title}", "", _wrapped(ran), "", *measured(saved, tables), "", _wrapped(bounds), ""])
+
+
+def measured(saved: Mapping[str, Any], tables: Iterable[str] = ()) -> list[str]:
+    """The lines of a page between its title and its bounds: the command, the machine, and the tables."""
+    environment = saved["environment"]
+    variable = VARIABLE.search(environment.get("cpu") or "")
+    lines = [f"    {variable[1] + ' ' if variable else ''}{saved['command']}", "", _wrapped(_machine(environment))]
     lines += [
         _wrapped(f"- {name}: {', '.join(map(str, facts.values()))}.") for name, facts in saved.get("others", {}).items()
     ]
     for table in _tables(saved, tables):
         lines += ["", *table]
-    return "\n".join([*lines, "", _wrapped(bounds), ""])
+    return lines
 
 
 def _wrapped(text: str) -> str:
@@ -121,7 +127,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     model = f" ({environment['cpu_model']})" if "cpu_model" in environment else ""
     known = (f"{name.replace('_dtype', '')} {environment[name]}" for name in FACTS if environment.get(name))
     unknown = [] if environment["commit"] else ["commit unknown"]
-    return ", ".join([(environment["cpu"] or environment["device"]) + model, *known, *unknown]) + "."
+    return ", ".join([(environment.get("cpu") or environment["device"]) + model, *known, *unknown]) + "."
 
 
 def _tables(saved: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
@@ -132,8 +138,8 @@ def _tables(saved: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
     if "trees" in saved:
         return [trees_markdown(saved["trees"])]
     if "measurements" in saved:
-        parts = group_by([*saved["measurements"], *saved["passes_by_version"]], itemgetter("part"))
-        return [[f"## {part.capitalize()}", "", *_plain(rows)] for part, rows in parts.items()]
+        parts = group_by([*saved["measurements"], *saved.get("passes_by_version", ())], itemgetter("part"))
+        return [[f"## {part[0].upper()}{part[1:]}", "", *_plain(rows)] for part, rows in parts.items()]
     if "curves" in saved:
         last = {(point["head"], point["round"]): point for point in saved["curves"]}
         rounds = [{**round_, **last[round_["head"], round_["round"]]} for round_ in saved["rounds"]]
@@ -145,15 +151,17 @@ def _tables(saved: Mapping[str, Any], names: Iterable[str]) -> list[list[str]]:
 
 def _plain(rows: Iterable[Row]) -> list[str]:
     """Rows as they are: a column for each name with a figure or a word."""
-    kept = [
-        {name: _cell(name, value) for name, value in row.items() if name not in LEFT_OUT and _is_plain(value)}
-        for row in rows
-    ]
+    kept = [cells(row) for row in rows]
     columns: Columns = {
         HEADINGS.get(name, name.replace("_", " ")): (name, "")
         for name in dict.fromkeys(name for row in kept for name in row)
     }
     return markdown_table(kept, columns)
+
+
+def cells(row: Row) -> dict[str, str]:
+    """The figures and the words of a row, as a table has them."""
+    return {name: _cell(name, value) for name, value in row.items() if name not in LEFT_OUT and _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

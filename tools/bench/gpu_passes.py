@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,8 +39,8 @@ from specdemo.settings import MAX_K, Settings
 from specdemo.system.device import seconds_of
 from specdemo.tokens import Draft
 
+from . import roofline
 from .models import bytes_read, captured, random_model
-from .roofline import against_memory
 from .rows import Row
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ LONGEST_ERROR = 300  # characters
 WARM_UPS = 2
 IN_A_ROW = 10  # passes
 ROOM = 2.0**40  # bytes, more than any of the shapes takes
+SHARE = 0.4  # of the free memory of a GPU that random weights may take; the engine may need as much again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +57,29 @@ class Sizes:
     name: str
     target: PreTrainedConfig
     draft: PreTrainedConfig
-    with_head: PreTrainedConfig
+    shapes: dict[str, PreTrainedConfig]  # of which passes and rounds are measured
     draft_layers: int  # of a made pair
     context: int
     new_tokens: int
     repeats: int
     buffer: int  # bytes
-    smaller: dict[str, PreTrainedConfig]  # other shapes of which passes are measured
     ks: tuple[int, ...]
     trees: tuple[int, ...]
     preset: str  # in which trees and chains are compared
     prompts: str
     each: int  # prompts of a category; 0 stands for all
+    tests: tuple[str, ...]  # what pytest is asked for
 
 
 @dataclass(slots=True)
 class Gpu:
-    """Where everything is measured: the device, the number type, the sizes, what takes the rows as they come, and the
-    bytes per second of the memory."""
+    """Where everything is measured: the device, the number type, the sizes, and what takes the rows as they come."""
 
     device: torch.device
     dtype: torch.dtype
     sizes: Sizes
     take: Callable[[Row], object]
-    rate: float = 0.0
+    rate: float = 0.0  # bytes per second of the memory, once a pass is compared with it
 
     def add(self, part: str, what: str, **figures: Any) -> None:
         self.take({"part": part, "what": what, **figures})
@@ -97,8 +98,23 @@ class Gpu:
         times = [seconds_of(self.device, work) for _ in range(WARM_UPS + self.sizes.repeats)]
         return median(times[WARM_UPS:])
 
+    def against_memory(self, seconds: float, size: int | None) -> Row:
+        """See `roofline.against_memory`. The first call measures the memory."""
+        if not self.rate:
+            self.rate = copying_rate(self)
+            self.add("memory", "copying, read and written", gb_per_second=self.rate / 1e9)
+        return roofline.against_memory(seconds, size, self.rate)
+
     def model(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return random_model(config, self.dtype, self.device, ROOM)
+        """Random weights, of fewer layers where the memory is short."""
+        self.free()
+        room = SHARE * torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else ROOM
+        return random_model(config, self.dtype, self.device, room)
+
+    def free(self) -> None:
+        """Free what former models took."""
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def prompt(self, model: PreTrainedModel) -> list[int]:
         return torch.randint(model.config.get_text_config().vocab_size, (self.sizes.context,)).tolist()
@@ -151,27 +167,22 @@ def passes(on: Gpu, model: PreTrainedModel, fused: FusedModel, graphs: Graphs | 
                 for times in (1, IN_A_ROW) if count in (1, 6) else (1,):  # the host prepares each during the one before
                     took = on.seconds(partial(_read, runner, prompt[:count], times)) / times
                     what = f"T = {count}" + (f", one of {times} in a row" if times > 1 else "")
-                    on.add(f"pass, {name}", what, **against_memory(took, size, on.rate))
+                    on.add(f"pass, {name}", what, **on.against_memory(took, size))
             runner.release()
             took = median(round.seconds for round in rounds(on, runner, NoDrafter(), prompt, 0))
-            floor = against_memory(took, bytes_read(model, context, 1), on.rate)
+            floor = on.against_memory(took, bytes_read(model, context, 1))
             on.add("plain decoding", name, tokens_per_second=1 / took, **floor)
 
 
-def smaller_passes(on: Gpu) -> None:
-    """Captured passes of the other shapes."""
-    for name, config in on.sizes.smaller.items():
-        with on.trying(f"passes of {name}"):
-            model = on.model(config)
-            if graphs := slots(on, FusedModel.of(model), name):
-                runner, prompt = GraphRunner(graphs, on.sizes.context + MAX_K + 1), on.prompt(model)
-                runner.prefill(prompt)
-                for count in (1, 6, MAX_K + 1):
-                    took = on.seconds(partial(_read, runner, prompt[:count], IN_A_ROW)) / IN_A_ROW
-                    size = bytes_read(model, on.sizes.context, count)
-                    what = f"{name}, T = {count}, one of {IN_A_ROW} in a row"
-                    on.add("pass of a smaller shape", what, **against_memory(took, size, on.rate))
-                runner.release()
+def captured_passes(on: Gpu, name: str, model: PreTrainedModel, graphs: Graphs) -> None:
+    """Captured passes of a shape, one after the other."""
+    runner, prompt = GraphRunner(graphs, on.sizes.context + MAX_K + 1), on.prompt(model)
+    runner.prefill(prompt)
+    for count in (1, 6, MAX_K + 1):
+        took = on.seconds(partial(_read, runner, prompt[:count], IN_A_ROW)) / IN_A_ROW
+        floor = on.against_memory(took, bytes_read(model, on.sizes.context, count))
+        on.add("pass of a shape", f"{name}, T = {count}, one of {IN_A_ROW} in a row", **floor)
+    runner.release()
 
 
 def _read(runner: Runner, ids: Sequence[int], times: int) -> None:
@@ -211,7 +222,7 @@ def passes_apart(on: Gpu, graphs: Graphs) -> None:
             with on.trying(f"parts of a pass, {name}, {tokens}"):
                 for what, work, size in parts(graphs, functions, count, on.sizes.context):
                     with on.trying(f"{what}, {name}, {tokens}"):
-                        took = against_memory(on.seconds(work), size, on.rate)
+                        took = on.against_memory(on.seconds(work), size)
                         on.add(f"part of a pass, {name}", f"{what}, {tokens}", **took)
 
 
