@@ -73,6 +73,7 @@ def test_the_rows_that_a_part_had_are_kept_and_its_end_is_one_more(
     gpu_report.run_part(small(rows), "shapes", ["--tiny"], 7)
     assert [row["what"] for row in rows] == ["one"] * kept + ["shapes"] * bool(error)
     assert not error or error in rows[-1]["error"]
+    assert rows[-1].get("output") == (["a\nb"] if status != 0 else None)
 
 
 ALONE = """\

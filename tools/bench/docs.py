@@ -34,10 +34,10 @@ DOCS = PRESETS.parent / "docs" / "results"
 ABOUT = "pages.toml"
 NEW_TOKENS = re.compile(r"--max-new-tokens (\d+)")
 HEADINGS = {
-    **{"identical": "texts of the target", "texts": "of", "to_alone": "to the target alone"},
     **{"achieved": "share of the memory's speed", "floor_ms": "ms that reading takes", "gb_per_second": "GB/s"},
     **{"tokens_per_second": "tokens/s", "tokens_per_round": "tokens a round", "what": ""},
-    **{"ratio_to_alone": "to the engine alone", "ratio_to_unseen": "to nobody watching"},
+    **{"to_alone": "to the target alone", "ratio_to_alone": "to the engine alone"},
+    "ratio_to_unseen": "to nobody watching",
 }
 SHARES = {"achieved": ".0%", "waiting": ".1%", "acceptance_rate": ".0%"}
 LEFT_OUT = {"command", "note", "part", "bytes", "context"}  # from tables

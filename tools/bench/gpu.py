@@ -223,13 +223,12 @@ def texts(on: Gpu, loaded: Loaded) -> None:
                 if row["category"] == ALL:
                     size = "alone" if row["method"] == PLAIN else size_of({**row, "best_chain": False})
                     figures = {figure: row[figure] for figure in ("tokens_per_second", "tokens_per_round", "rows")}
-                    figures |= {"to_alone": row["ratio_to"][PLAIN], "identical": row["identical"], "texts": row["runs"]}
+                    figures |= {"to_alone": row["ratio_to"][PLAIN], "texts": row["runs"], "identical": row["identical"]}
                     on.add(f"texts of {on.sizes.preset}", f"{name} at T = {row['temperature']:g}, {size}", **figures)
                     same[row["method"]] += row["identical"]
                     every[row["method"]] += row["runs"]
     for words, method in (("trees", TREE), ("chains", SPECULATIVE)):
-        counts = {"identical": same[method], "texts": every[method]}
-        on.add("texts equal to the target's own", f"by {words}", **counts)
+        on.add("texts equal to the target's own", f"by {words}", texts=every[method], identical=same[method])
 
 
 def able(loaded: Loaded, names: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ from .results import spread
 UNTIL = {"tests": 85, "shapes": 125, "preset": 180, "vllm": 230}  # seconds after the beginning
 WORKERS = 4  # most of them compile
 OUTCOME, TEST = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED)\b"), re.compile(r"\S+\.py::\w+(?:\[.*?\](?=\s|$))?")
-KEPT = 20_000  # characters of what pytest prints
+KEPT = 20_000  # characters of what a child printed, in the file
 
 
 def report(on: Gpu, words: Sequence[str]) -> None:
@@ -68,15 +68,17 @@ def run_tests(on: Gpu, seconds: float) -> None:
 
 
 def run_part(on: Gpu, part: str, words: Sequence[str], seconds: float) -> None:
-    """The rows of a part, and one that says why there are no more."""
+    """The rows of a part, and one that says why there are no more. The last keeps what was printed, if any failed."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         status, output = child(["tools.bench", "gpu", *words, "--only", part, "--json", str(path)], seconds)
         rows = json.loads(path.read_text(), object_hook=spread)["measurements"] if path.exists() else []
+    if status not in (0, 1) or not rows:  # 1 where a row has an error
+        rows.append({"part": FAILED, "what": part, "error": trouble(status, seconds, output)})
+    if status != 0:
+        rows[-1]["output"] = [output[-KEPT:]]
     for row in rows:
         on.take(row)
-    if status not in (0, 1) or not rows:  # 1 where a row tells an error
-        on.add(FAILED, part, error=trouble(status, seconds, output))
 
 
 def child(words: Sequence[str], seconds: float) -> tuple[int | None, str]:
