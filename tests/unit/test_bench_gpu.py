@@ -146,6 +146,35 @@ def test_what_the_prompt_launches_does_not_count(monkeypatch: pytest.MonkeyPatch
     assert bench_gpu.launches(on, run) == {"launches": 9, "kernels": 45}
 
 
+@pytest.mark.parametrize("claimed", [17, 0])
+def test_texts_that_differ_from_the_targets_count_as_failed_where_they_are_claimed_to_be_the_same(
+    claimed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"temperature": 0, "tokens_per_second": 1, "tokens_per_round": 1, "rows": 1, "ratio_to": {"plain": 1}}
+    shared = {"k": 4, "category": "all", "runs": 2, **figures}
+    counts = {"plain": 2, "speculative": 2, "tree": 1}
+    summary = [{**shared, "method": method, "identical": same} for method, same in counts.items()]
+    monkeypatch.setattr(bench_gpu, "bench", lambda *_, **__: {"summary": summary})
+    monkeypatch.setattr(bench_gpu, "able", lambda *_: ["eagle"])
+    monkeypatch.setattr(bench_gpu, "cases_of_ours", lambda *_: [])
+    rows = list[Row]()
+    loaded: Any = SimpleNamespace(exact_rows=claimed, exact_tree_rows=claimed)
+    bench_gpu.texts(Gpu(CPU, torch.float32, FEW, rows.append), loaded)
+    *_, trees, chains = rows
+    assert (trees["identical"], trees["texts"], chains["identical"], chains["texts"]) == (1, 2, 2, 2)
+    assert trees.get("error") == (f"1 differ, though {claimed} rows are exact" if claimed else None)
+    assert "error" not in chains
+
+
+def test_where_memory_is_short_fewer_layers_are_measured_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_passes, "ROOM", 0)
+    rows = list[Row]()
+    bench_gpu.passes_and_rounds(Gpu(CPU, torch.float32, FEW, rows.append), "tiny", bench_gpu.TINY_TARGET)
+    named = [row["what"] for row in rows if row["part"] in ("pass of a shape", "round of a shape")]
+    assert len(named) == 6
+    assert all(what.startswith("tiny with 1 of its 4 layers, ") for what in named)
+
+
 # What fails ------------------------------------------------------------------------------------------------
 
 

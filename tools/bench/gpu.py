@@ -212,7 +212,10 @@ def self_test(on: Gpu, loaded: Loaded) -> None:
 
 
 def texts(on: Gpu, loaded: Loaded) -> None:
-    """Texts by chains and by trees of some of the preset's drafters, compared with the target's own."""
+    """Texts by chains and by trees of some of the preset's drafters, compared with the target's own.
+
+    One that differs counts as failed if the engine claims exact rows.
+    """
     asked = some(read_prompts(PRESETS / "prompts" / on.sizes.prompts), on.sizes.each)
     same, every = Counter[str](), Counter[str]()
     for name in able(loaded, TEXTS_BY):
@@ -227,11 +230,18 @@ def texts(on: Gpu, loaded: Loaded) -> None:
                     on.add(f"texts of {on.sizes.preset}", f"{name} at T = {row['temperature']:g}, {size}", **figures)
                     same[row["method"]] += row["identical"]
                     every[row["method"]] += row["runs"]
-    for words, method in (("trees", TREE), ("chains", SPECULATIVE)):
-        on.add("texts equal to the target's own", f"by {words}", texts=every[method], identical=same[method])
+    for words, method, exact in (
+        ("trees", TREE, loaded.exact_tree_rows),
+        ("chains", SPECULATIVE, loaded.exact_rows),
+    ):
+        differ = every[method] - same[method]
+        wrong = {"error": f"{differ} differ, though {exact} rows are exact"} if differ and exact else {}
+        counts = {"texts": every[method], "identical": same[method]}
+        on.add("texts equal to the target's own", f"by {words}", **counts, **wrong)
 
 
 def able(loaded: Loaded, names: Sequence[str]) -> list[str]:
+    """Those of the drafters that the preset has everything for."""
     return [name for name in names if not drafter_class(name).needs(loaded.parts).missing]
 
 

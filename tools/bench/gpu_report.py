@@ -18,7 +18,9 @@ from tempfile import TemporaryDirectory, TemporaryFile
 
 import psutil
 
-from specdemo.models.presets import PRESETS
+from specdemo.models.preset_models import find_models
+from specdemo.models.presets import PRESETS, find_preset
+from specdemo.system.hardware import dtype_name
 
 from .gpu_passes import FAILED, LONGEST_ERROR, Gpu
 from .results import spread
@@ -30,11 +32,13 @@ KEPT = 20_000  # characters of what a child printed, in the file
 
 
 def report(on: Gpu, words: Sequence[str]) -> None:
-    """Run everything in turn.
+    """Run everything in turn. Weights are downloaded and converted before the time begins.
 
     Args:
         words: the options of `bench gpu` for the children.
     """
+    with on.trying("weights"):
+        find_models(find_preset(on.sizes.preset), dtype_name(on.dtype), str(on.device))
     began = time.monotonic()
     for part, until in UNTIL.items():
         seconds = until - (time.monotonic() - began)
