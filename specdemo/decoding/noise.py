@@ -27,7 +27,6 @@ from ..system.replaced import REPLACED
 VERSION = 1  # of the noise, for traces: a change of any constant below changes every text above temperature 0
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = 2**64 - 1
-SURE = 1e-6  # a larger margin is the same wherever it is computed
 
 
 def mix(x: int) -> int:
@@ -95,15 +94,6 @@ def draw(probs: Tensor, keys: Tensor | Sequence[int], token_ids: Tensor | None =
     others = scores.scatter(-1, tokens[:, None], -torch.inf).amax(-1)
     bad = ~probs.isfinite().all(-1) | (best == -torch.inf)
     return tokens.masked_fill(bad, -1), best - others
-
-
-def is_right(device: torch.device, size: int) -> bool:
-    """Whether what draws on this device draws the tokens that torch's operations do, of a vocabulary of this size."""
-    rows = 4 * torch.randn(3, size, generator=torch.Generator().manual_seed(1)).to(device)
-    probs, keys = rows.softmax(-1), [key_of(0, position) for position in range(len(rows))]
-    tokens, _ = draw(probs, keys)
-    expected, margins = draw(probs.double(), keys)
-    return torch.equal(tokens[margins > SURE], expected[margins > SURE])
 
 
 @cache

@@ -38,14 +38,6 @@ def largest(logits: Tensor) -> Largest:
     return Largest(values, places, values - seconds)
 
 
-def is_right(size: int) -> bool:
-    """Whether the library finds the tokens that torch's operations do, of a vocabulary of this size."""
-    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(1))
-    found, (values, places) = largest(logits), logits.max(-1)
-    seconds = logits.topk(min(2, size)).values[:, -1]
-    return torch.equal(found.places, places) and torch.equal(found.margins, values - seconds)
-
-
 def certainty(values: Tensor) -> Tensor:
     """1 where a chosen logit is finite, NaN where it is not, [...] -> [...], without waiting for a GPU."""
     return values - values + 1

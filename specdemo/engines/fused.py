@@ -27,12 +27,13 @@ from torch.nn import functional as F
 from ..system.device import to_device
 from ..system.hardware import attends_in_groups, cpu_attends_alike
 from ..system.progress import check_stopped
+from .exactness import SelfTest
 from .families import DEPENDS_ON_LENGTH
 from .layout import FusedModel, Layer
 from .ops import attention, mixed, normed_heads, plus, rotate
 from .passes import in_groups
 from .rows import depths_of, mask_of, places
-from .runner import ANY_ROWS, Pass, Runner, SelfTest
+from .runner import ANY_ROWS, Pass, Runner
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -142,12 +143,9 @@ class FusedRunner(Runner):
         return (MOST_ROWS if exact else 0), 0
 
     @property
-    def self_test(self) -> SelfTest | None:
-        return cast(SharedPasses, self.together).self_test
-
-    @property
     def _exact(self) -> tuple[int, int]:
-        return self.self_test.exact_of(self.claimed_rows) if self.self_test else self.claimed_rows
+        found: SelfTest | None = self.together.self_test
+        return found.exact_of(self.claimed_rows) if found else self.claimed_rows
 
     @property
     def exact_rows(self) -> int:

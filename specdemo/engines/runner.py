@@ -15,30 +15,7 @@ from ..system.device import to_device
 from .passes import PendingPass, Together
 
 T = TypeVar("T")
-TESTED_ROWS, TESTED_TREE_ROWS = 17, 16  # see `SelfTest`
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """What a test of an engine found on this machine, see `self_test`.
-
-    Attributes:
-        rows: up to how many rows of a chain a row is exact, at most `TESTED_ROWS`; 0 if none is, or none shall be.
-        tree_rows: the same of a tree, at most `TESTED_TREE_ROWS`.
-        seconds: that it took.
-    """
-
-    rows: int
-    tree_rows: int
-    seconds: float
-
-    def exact_of(self, claimed: tuple[int, int]) -> tuple[int, int]:
-        """What stands of `Runner.exact_rows` and `exact_tree_rows`: all that an engine claims if all that was tested is
-        exact, else what is."""
-        both = zip((self.rows, self.tree_rows), claimed, (TESTED_ROWS, TESTED_TREE_ROWS), strict=True)
-        rows, tree_rows = (claim if found == min(claim, most) else found for found, claim, most in both)
-        return rows, tree_rows
 
 
 class Runner:
@@ -74,11 +51,6 @@ class Runner:
     @property
     def cannot_branch(self) -> str | None:
         """Why it cannot read rows that are no chain, in words; None if it can."""
-        return None
-
-    @property
-    def self_test(self) -> SelfTest | None:
-        """What a test of the engine has found; None if it was not tested."""
         return None
 
     @property

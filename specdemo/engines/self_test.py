@@ -19,10 +19,11 @@ from torch import Tensor
 
 from ..system.progress import check_stopped
 from .choose import MakeRunner
+from .exactness import TESTED_ROWS, TESTED_TREE_ROWS, SelfTest
 from .fused import FusedRunner
 from .gpu.graph import GraphRunner
 from .layout import FusedModel
-from .runner import TESTED_ROWS, TESTED_TREE_ROWS, Pass, SelfTest
+from .runner import Pass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,8 +42,9 @@ class WrongLogits(Exception):
     """An engine computes other logits than torch. The message says how, and follows the name of the engine."""
 
 
-def self_test(make: MakeRunner, config: PreTrainedConfig, weights: Weights) -> None:
-    """Test the engine whose runners `make` makes, of a known model with these weights. Its runners have the result.
+def self_test(make: MakeRunner, config: PreTrainedConfig, weights: Weights) -> SelfTest:
+    """Test the engine whose runners `make` makes, of a known model with these weights. What they claim is set to what
+    was found.
 
     Raises:
         WrongLogits: they are not those of torch's operations.
@@ -52,8 +54,9 @@ def self_test(make: MakeRunner, config: PreTrainedConfig, weights: Weights) -> N
     with torch.inference_mode():
         plain = FusedModel.ends_of(config, weights, plain=True)
         rows, tree_rows = tested(whole.of_ends(), FusedRunner(plain, length), length)
-    whole.together.self_test = SelfTest(rows, tree_rows, time.perf_counter() - began)
+    whole.together.self_test = found = SelfTest(rows, tree_rows, time.perf_counter() - began)
     whole.release()
+    return found
 
 
 def length_of(config: PreTrainedConfig) -> int:

@@ -30,8 +30,9 @@ from ..decoding.parts import DrafterParts
 from ..drafters.names import DRAFTERS, behind
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
+from ..engines.exactness import SelfTest
 from ..engines.families import attending_layers
-from ..engines.runner import Runner, SelfTest
+from ..engines.runner import Runner
 from ..formats import byte_size
 from ..system.hardware import compute_dtype, cpu_model, cpu_name, device_name, dtype_name
 from ..system.replaced import REPLACED
@@ -329,7 +330,7 @@ def _assembled(
         engine=of_target.engine,
         exact_rows=runner.exact_rows,
         exact_tree_rows=runner.exact_tree_rows,
-        self_test=runner.self_test,
+        self_test=of_target.self_test,
         make_target_runner=of_target.make_runner,
     )
 

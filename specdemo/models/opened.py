@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
+from ..engines.exactness import SelfTest
 from ..engines.families import knows
 from ..engines.named_weights import Weights, embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
@@ -188,6 +189,7 @@ class _ModelInMemory:
     embeddings: tuple[Weight, Weight] | None
     placement: dict[str, int]
     device: torch.device
+    self_test: SelfTest | None  # None if there was none
     final_norm: tuple[Tensor, float] | None = None
     sizes: Mapping[str, int] | None = None  # bytes of each weight, where they are read without transformers' model
 
@@ -224,16 +226,18 @@ def open_checkpoint(
         weights = None if eager or max_memory else read_weights(checkpoint, files, device)
         if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
             progress(None, laying_out)
-            engine, make_runner = _proven(
+            engine, make_runner, found = _proven(
                 lambda: runner_of_weights(checkpoint.config, weights, device, slots), checkpoint, weights, target
             )
             both = embeddings(checkpoint.config, weights) if with_embeddings else None
             norm = final_norm(checkpoint.config, weights)
             weights.let_go()
-            return _ModelInMemory(engine, make_runner, again, both, weights.placement, device, norm, weights.sizes)
+            return _ModelInMemory(
+                engine, make_runner, again, both, weights.placement, device, found, norm, weights.sizes
+            )
         model = open_model(checkpoint, device, progress, max_memory)
         progress(None, laying_out)
-        engine, make_runner = _proven(
+        engine, make_runner, found = _proven(
             lambda: runner_maker(model, slots, eager, checkpoint.dtype),
             checkpoint,
             dict(model.named_parameters(remove_duplicate=False)),
@@ -247,24 +251,23 @@ def open_checkpoint(
         elif both is not None:
             both = _as_type(both, unquantized(checkpoint.dtype))
         norm = final_norm(checkpoint.config, dict(model.named_parameters()))
-        return _ModelInMemory(engine, make_runner, again, both, placement(model), model.device, norm)
+        return _ModelInMemory(engine, make_runner, again, both, placement(model), model.device, found, norm)
 
 
 def _proven(
     make: Callable[[], tuple[str, MakeRunner]], checkpoint: Checkpoint, weights: Weights, target: bool
-) -> tuple[str, MakeRunner]:
-    """The engine that `make` gives. If it is the target's and fails its test, another takes its place.
+) -> tuple[str, MakeRunner, SelfTest | None]:
+    """The engine that `make` gives, and its test if it is the target's. If it fails, another takes its place.
 
     Raises:
         LoadError: there is none for these weights.
     """
     engine, make_runner = make()
     if not target or engine == "eager":
-        return engine, make_runner
+        return engine, make_runner, None
     tell("testing the engine")
     try:
-        self_test(make_runner, checkpoint.config, weights)
-        return engine, make_runner
+        return engine, make_runner, self_test(make_runner, checkpoint.config, weights)
     except WrongLogits as error:
         del make_runner  # its memory
         do_without(engine, str(error), checkpoint.dtype, checkpoint.device)

@@ -61,6 +61,7 @@ SUBJECTS = {
     "noise.c": "The C code that draws tokens",
 }
 INSTEAD = "Torch's operations run instead, which is slower."
+SURE = 1e-6  # a larger margin is the same wherever it is computed
 SCALE = 0.05  # of random weights
 NODES, DEPTH, TOKENS = 16, 5, 64  # of a tree that is tried
 
@@ -101,12 +102,29 @@ def _tried(names: list[str], config: Any, dtype: torch.dtype, device: torch.devi
 
 def check_draws(device: torch.device, size: int) -> None:
     """Replace what gives other tokens than torch of a vocabulary of this size."""
-    if not noise.is_right(device, size):
+    if not draws_alike(device, size):
         _replace(DRAWS if device.type == "cuda" else "noise.c", "draws other tokens than torch", device)
         noise.library.cache_clear()
-    if device.type == "cpu" and not sampling.is_right(size):
+    if device.type == "cpu" and not finds_alike(size):
         _replace("sampling.c", "finds other tokens than torch", device)
         sampling.library.cache_clear()
+
+
+def draws_alike(device: torch.device, size: int) -> bool:
+    """Whether what draws on a device draws the tokens that torch's operations do."""
+    rows = 4 * torch.randn(3, size, generator=torch.Generator().manual_seed(SEED)).to(device)
+    probs, keys = rows.softmax(-1), [noise.key_of(0, position) for position in range(len(rows))]
+    tokens, _ = noise.draw(probs, keys)
+    expected, margins = noise.draw(probs.double(), keys)
+    return torch.equal(tokens[margins > SURE], expected[margins > SURE])
+
+
+def finds_alike(size: int) -> bool:
+    """Whether the C library finds the largest logits and their margins as torch's operations do."""
+    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(SEED))
+    found, (values, places) = sampling.largest(logits), logits.max(-1)
+    seconds = logits.topk(min(2, size)).values[:, -1]
+    return torch.equal(found.places, places) and torch.equal(found.margins, values - seconds)
 
 
 def do_without(engine: str, wrong: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -226,7 +244,7 @@ def random_weights(config: PreTrainedConfig, dtype: torch.dtype, device: torch.d
 
 
 def try_draws(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
-    if not noise.is_right(device, config.vocab_size):
+    if not draws_alike(device, config.vocab_size):
         raise WrongLogits("draws other tokens than torch")
 
 

@@ -17,10 +17,11 @@ from transformers import PreTrainedTokenizerFast
 from specdemo.decoding import noise, sampling
 from specdemo.engines import choose, fused, ops, self_test
 from specdemo.engines.cpu import library
+from specdemo.engines.exactness import TESTED_ROWS, TESTED_TREE_ROWS
 from specdemo.engines.linear import Linear
 from specdemo.engines.named_weights import StoredAs
 from specdemo.engines.native import NativeRunner
-from specdemo.engines.runner import ANY_ROWS, TESTED_ROWS, TESTED_TREE_ROWS
+from specdemo.engines.runner import ANY_ROWS
 from specdemo.engines.self_test import tree_around
 from specdemo.models import opened, trial
 from specdemo.models.loaded import load
