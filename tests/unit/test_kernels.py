@@ -1,23 +1,15 @@
-"""The Triton kernels without a GPU: what they compute, by Triton's interpreter, and whether they compile for one."""
+"""What the Triton kernels compute, by Triton's interpreter, which needs no GPU."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton for this machine")
-
-TRITON = version("triton") if find_spec("triton") else ""
-NUMBERS = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
-SHARED = 99 * 1024  # bytes that a program of consumer GPUs can have; others have more
-PROCESSOR, RESERVED = 228 * 1024, 1024  # bytes that the programs of a processor of an H100 share, and of these each has
 DRAWN = """
 import torch
 from specdemo.decoding.noise import draw, key_of, signed
@@ -75,7 +67,7 @@ from tests.gpu import test_kernels, test_passes
 torch.manual_seed(0)
 graph.ROOM, test_passes.CONTEXT, test_passes.LENGTHS = 128, 20, (3,)  # what is read in a pass and more
 test_passes.TREES = test_passes.TREES[:1]
-models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
+models.ops_for, test_kernels.READS = lambda *asked: kernels, ((1, 0), (3, 126))
 products.NARROW, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
 kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
 cpu = torch.device("cpu")
@@ -278,142 +270,3 @@ def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-
-
-PRODUCT = {"INNER": 576, "NORMED": True, "BIASED": True, "ADDED": True, "GATED": False, "ROWS": 16, "COLUMNS": 32}
-PRODUCT |= {"PARTS": 4, "CHOSEN": False, "SHARE": 1}
-OF_EXPERTS = {"INNER": 2048, "BIASED": False, "ADDED": False, "CHOSEN": True}  # as of Qwen3-30B-A3B
-ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16, "WINDOW": 0, "CAP": 0.0}
-OF_GEMMA = {"WIDTH": 256, "WINDOW": 512, "CAP": 50.0}
-COMBINE = {"WIDTH": 64, "CHUNK": 128, "CHUNKS": 8, "WINDOW": 0}
-WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "TOGETHER": False, "ROTATED": True, "GROWING": False}
-PLUS = {"WIDTH": 2304, "BLOCK": 4096, "NORMED": True, "SCALED": True, "USED": 0}
-CHOOSE = {"EXPERTS": 128, "BLOCK": 128, "USED": 8, "RANKS": 8, "NORMED": True}
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("capability", [90, 80])
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize(
-    ("name", "floats", "integers", "constants"),
-    [
-        ("_product", "eps", ["count", "outer"], PRODUCT),
-        ("_product", "eps", ["count", "outer"], PRODUCT | {"COLUMNS": 8}),
-        ("_product", "eps", ["count", "outer"], PRODUCT | {"GATED": True, "ADDED": False}),
-        ("_product", "eps", ["count", "outer"], PRODUCT | {"ROWS": 32}),
-        ("_product", "eps", ["count", "outer"], PRODUCT | OF_EXPERTS | {"GATED": True, "SHARE": 8}),
-        ("_product", "eps", ["count", "outer"], PRODUCT | OF_EXPERTS | {"INNER": 768, "NORMED": False}),
-        ("_choose", "", [], CHOOSE),
-        ("_plus", "eps scale", [], PLUS | {"USED": 8}),
-        ("_write_kv", "eps", ["capacity"], WRITE),
-        ("_write_kv", "eps", ["capacity"], WRITE | {"TOGETHER": True, "GROWING": True}),
-        ("_attend", "scale", ["capacity"], ATTEND),
-        ("_attend", "scale", ["capacity"], ATTEND | OF_GEMMA),
-        ("_combine", "", [], COMBINE),
-        ("_combine", "", [], COMBINE | OF_GEMMA),
-        ("_plus", "eps scale", [], PLUS),
-    ],
-)
-def test_the_kernels_compile_for_a_gpu(
-    name: str, floats: str, integers: list[str], constants: dict[str, Any], number: str, capability: int
-) -> None:
-    from specdemo.engines.gpu import kernels, products, routing
-
-    size, options = NUMBERS[number], {"_product": {"num_stages": products.MANY_STAGES}, "_write_kv": {"num_warps": 1}}
-    options["_plus"] = {"num_warps": products.MOST_WARPS}
-    sized = {"_product": {"STEP": products.STEP_BYTES // size}}
-    if name == "_attend":
-        sized[name] = {"KEYS": kernels.keys_at_once(constants["WIDTH"], size)}
-    types = dict.fromkeys(integers, "i32") | dict.fromkeys(floats.split(), "fp32")
-    if name in ("_attend", "_combine"):  # what programs leave for each other
-        types |= dict.fromkeys(("found", "peak", "weight"), "*fp32")
-    if number == "fp32":  # never of more rows
-        constants = constants | {"ROWS": 16}
-    constants = {**constants, **sized.get(name, {}), "EARLY": capability >= 90, "SOON": number == "bf16"}
-    compiled = built(
-        next(getattr(module, name) for module in (kernels, products, routing) if hasattr(module, name)),
-        types,
-        number,
-        constants,
-        capability,
-        options.get(name),
-    )
-    assert compiled.asm["cubin"]
-    assert compiled.metadata.shared <= SHARED
-
-
-@pytest.mark.skipif(not TRITON.startswith("3.6."), reason="other versions may have other ways to lay tiles out")
-@pytest.mark.parametrize("columns", [8, 32])
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("chosen", [True, False])
-def test_products_read_as_fast_as_memory_allows(chosen: bool, normed: bool, columns: int) -> None:
-    """What Triton makes of them, which small changes of the source undo: 16 bytes are copied at a time, and laid out
-    so that no reads of shared memory wait for each other; a processor holds three programs."""
-    from specdemo.engines.gpu import products
-
-    constants = {
-        **PRODUCT,
-        "INNER": 2560,
-        "NORMED": normed,
-        "BIASED": False,
-        "COLUMNS": columns,
-        "STEP": 256,
-        "EARLY": True,
-        "CHOSEN": chosen,
-        "ADDED": not chosen,
-    }
-    types = {"count": "i32", "outer": "i32", "eps": "fp32"}
-    stages = {products.FEW: products.FEW_STAGES, products.MANY: products.MANY_STAGES}[columns]
-    compiled = built(products._product, types, "bf16", constants, 90, {"num_stages": stages})
-    tiles = re.findall(r"swizzled_shared<{(.*), order = \[\d, \d, 0\]}>", compiled.asm["ttgir"])
-    assert tiles == ["vec = 8, perPhase = 1, maxPhase = 8"] * 2  # rows and weights
-    copies = [int(size, 16) for size in re.findall(r"cp\.async\.c.\.shared.*?, (0x\w+)", compiled.asm["ptx"])]
-    step = 256 * (16 + columns) * 2  # bytes; each of 128 threads copies its share before the loop and in it
-    assert copies.count(16) == step // (128 * 16) * stages
-    assert 3 * (compiled.metadata.shared + RESERVED) <= PROCESSOR
-
-
-def built(
-    kernel: Any, types: dict[str, str], number: str, constants: dict[str, Any], capability: int, options: Any
-) -> Any:
-    """A kernel as it is launched: buffers lie, and the columns of a product count, in multiples of 16."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    pointers = dict.fromkeys(("paths", "depths"), "*u8") | dict.fromkeys(("starts", "caches"), "*i64")
-    pointers["chosen"] = "*i32"
-    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-    types = pointers | dict.fromkeys(constants, "constexpr") | types
-    signature = {argument: types.get(argument, f"*{number}") for argument in kernel.arg_names}
-    even = [(place,) for place, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name == "outer"]
-    attributes = {place: [["tt.divisibility", 16]] for place in even}
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-@pytest.mark.parametrize("capability", [80, 90])
-def test_the_noise_compiles_for_a_gpu(capability: int) -> None:
-    from specdemo.engines.gpu import noise
-
-    types = {"keys": "*i64", "ids": "*i64", "times": "*fp64", "tokens": "*i64", "size": "i32", "parts": "i32"}
-    constants = {"OWN_IDS": True, "BLOCK": noise.BLOCK, "BLOCKS": noise.BLOCKS}
-    assert built(noise._race, types, "fp32", constants, capability, None).asm["cubin"]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("number", "width"), [("fp32", 8), ("bf16", 8), ("fp32", 64)])
-def test_the_trees_compile_for_a_gpu(number: str, width: int, capability: int) -> None:
-    from specdemo.engines.gpu import trees
-
-    names = trees._grown.arg_names
-    types = dict.fromkeys(names, "*i64") | dict.fromkeys(("real", "new_real"), "*i1") | {"most_rows": "i32"}
-    types |= dict.fromkeys(("table", "new_table", "limits"), "*fp64") | {"shares": f"*{number}"}
-    block = 16 * width if width > 8 else 128
-    constants = {"SIZE": 64, "READ": width, "CHILDREN": 8, "SAME": False, "WIDTH": width, "SLOTS": 64, "BLOCK": block}
-    constants["STEP"] = trees.COMPARED // block
-    compiled = built(trees._grown, types, number, constants, capability, {"num_warps": 8})
-    assert compiled.asm["cubin"]
-    assert compiled.metadata.shared <= SHARED

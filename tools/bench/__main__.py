@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -281,6 +282,26 @@ def roofline(
             rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, stream)
         typer.echo(lab.table(stream.bandwidth, rows))
         save_json(json_, {**made_by(loaded), "bandwidth": stream.bandwidth, "passes": rows})
+
+
+@app.command()
+def kernels(json_: JsonFile = None) -> None:
+    """What each Triton kernel takes of six kinds of GPUs, without one: KB of shared memory for a program, registers of
+    a thread, and bytes of a thread that are spilled."""
+    check_writable(json_)
+    if not find_spec("triton"):
+        raise BadInput("There is no Triton for this machine.")
+    import torch
+
+    from .compiled import worst
+    from .gpu import environment
+    from .rows import command
+    from .tables import text_table
+
+    rows = worst()
+    typer.echo(text_table(rows, dict.fromkeys(rows[0], "")))
+    facts = {"command": command(), "environment": environment(torch.device("cpu"))}
+    save_json(json_, {**facts, "ran": "Compiled, not run", "rows": rows})
 
 
 @app.command()

@@ -103,7 +103,9 @@ def _ran(saved: Mapping[str, Any]) -> str:
     weights, runs = saved.get("weights") or {}, saved.get("runs", [])
     rows = runs or saved.get("trees") or saved.get("rows") or []
     target, draft = (_weights(weights.get(part)) for part in ("target", "draft_model"))
-    unknown = f"Random weights of the shape of {saved['sizes']}" if "sizes" in saved else "Weights not kept"
+    unknown = saved.get("ran", "Weights not kept")
+    if "sizes" in saved:
+        unknown = f"Random weights of the shape of {saved['sizes']}"
     if "rounds" in saved:
         unknown = "Heads: " + ", ".join(dict.fromkeys(round_["head"] for round_ in saved["rounds"]))
     words = [(target or unknown) + (f" with the draft model {draft}" if draft else "")]

@@ -30,8 +30,10 @@ from .routing import choose
 __all__ = ["attend", "choose", "chosen_product", "placed", "plus", "product", "usable", "write_kv"]
 
 EXACT = APART = True  # see `ops`
-KEY_BYTES, WIDE = 256, 128  # bytes of a column of the keys that a program reads at a time, of heads up to this width,
-WIDE_KEY_BYTES = 64  # and of wider ones, of which shared memory holds fewer: Triton copies them three steps ahead
+KEY_BYTES, WIDE = 256, 256  # bytes of a column of the keys that a program reads at a time, of heads of up to so many
+WIDE_KEY_BYTES = 64  # bytes, and of wider ones, of which shared memory and registers hold fewer
+MOST_AHEAD = 2**14  # bytes of a step's keys: of more Triton copies one step ahead, not two, so that 99 KB hold them
+PER_WARP = 128  # columns of `_combine`
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
 UNIT = tl.constexpr(ops.UNIT)  # the compiler, which knows it, reads 16 bytes at a time
 LINE = tl.constexpr(MOST_ROWS)  # numbers of a path
@@ -208,6 +210,7 @@ def attend(
     group = heads // kv_heads
     chunk = max(LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(capacity, MOST_CHUNKS)))
     chunks = triton.cdiv(capacity, chunk)
+    at_once = min(keys_at_once(width, q.element_size()), chunk)
     found = q.new_empty(chunks, count * heads, width, dtype=float32)
     peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
     _attend[(kv_heads * triton.cdiv(group, ROWS), count, chunks)](
@@ -225,10 +228,11 @@ def attend(
         WIDTH=width,
         CHUNK=chunk,
         ROWS=ROWS,
-        KEYS=min(keys_at_once(width, q.element_size()), chunk),
+        KEYS=at_once,
         WINDOW=window,
         CAP=cap,
         SOON=heads * width <= NARROW,
+        num_stages=3 if at_once * width * q.element_size() <= MOST_AHEAD else 2,
         **launched_on(q.device),
     )
     out = q.new_empty(count, heads * width)
@@ -244,7 +248,7 @@ def attend(
         CHUNKS=triton.next_power_of_2(chunks),
         WINDOW=window,
         SOON=heads * width <= NARROW,
-        num_warps=max(1, width // WIDE),
+        num_warps=max(1, width // PER_WARP),
         **launched_on(q.device),
     )
     return out
@@ -252,7 +256,7 @@ def attend(
 
 def keys_at_once(width: int, size: int) -> int:
     """The keys that a program of `_attend` reads at a time, of heads of this width and numbers of `size` bytes."""
-    return (KEY_BYTES if width <= WIDE else WIDE_KEY_BYTES) // size
+    return (KEY_BYTES if width * size <= WIDE else WIDE_KEY_BYTES) // size
 
 
 @triton.jit
