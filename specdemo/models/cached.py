@@ -14,7 +14,7 @@ from ..errors import BadInput
 from ..system.folders import cache_folder
 from .store import LEDGER, size_of
 
-KEPT = (".lock", ".so", Path(LEDGER).suffix)  # empty, compiled in a second, or a few bytes
+KEPT = (".lock", ".so", ".trial", Path(LEDGER).suffix)  # empty, compiled in a second, or a few bytes
 
 
 @dataclass(frozen=True, slots=True)

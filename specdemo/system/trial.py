@@ -34,7 +34,7 @@ def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[objec
         facts: what the outcome depends on. While they stay the same, it is read from the cache.
     """
     key = hashlib.sha256("\n".join(map(str, (module, *names, *facts))).encode()).hexdigest()[:16]
-    file, found = cache_folder() / f"trial-{key}.json", dict[str, str]()
+    file, found = cache_folder() / f"{key}.trial", dict[str, str]()
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: it is no object
         kept: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
         if kept.keys() == {*names}:

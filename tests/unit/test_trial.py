@@ -43,7 +43,7 @@ def test_what_was_found_is_kept_for_the_same_facts(tmp_path: Path) -> None:
     for facts in (["a GPU", "a driver"], ["a GPU", "a driver"], ["a GPU", "another driver"]):
         assert tried(CHILD, ["right", "wrong"], str(notes).encode(), facts)["wrong"]
     assert notes.read_text().split() == ["right", "wrong"] * 2
-    (file, *_) = (tmp_path / "cache").glob("trial-*.json")
+    (file, *_) = (tmp_path / "cache").glob("*.trial")
     for place, damage in enumerate(("damaged", "[]", "{}")):
         file.write_text(damage)
         for facts in (["a GPU", "a driver"], ["a GPU", "another driver"]):
