@@ -65,7 +65,8 @@ def length_of(config: PreTrainedConfig) -> int:
 
 
 def tested(make: MakeRunner, reference: FusedRunner, length: int) -> tuple[int, int]:
-    """Up to how many rows of a chain and of a tree an engine is exact, of those that it claims and that are tested.
+    """Up to how many rows of a chain and of a tree an engine is exact, of those that it claims and that are tested. At
+    the beginning of a text only the longest are that were exact at its end.
 
     Args:
         make: makes its runners.
@@ -79,17 +80,18 @@ def tested(make: MakeRunner, reference: FusedRunner, length: int) -> tuple[int, 
     ids = torch.randint(reference.vocab_size, (CHAINS[-1],), generator=numbers).tolist()
     for one in (runner, other, reference):
         one.fill(keys, values)
-    rows, tree_rows = claimed = runner.claimed_rows
+    claimed, claimed_of_trees = runner.claimed_rows
+    chains, trees = [rows for rows in CHAINS if rows <= claimed], [*TREES]
     for start in (length - len(ids), 1):
         place = Place(start, ids, runner, other, reference)
         logits = place.chain()
-        rows = min(rows, place.exact_rows(claimed[0]))
-        tree_rows = min(tree_rows, place.exact_tree_rows(claimed[1], logits))
-        if rows < min(claimed[0], TESTED_ROWS):  # trees were compared with a chain that is not exact
+        rows, tree_rows = place.exact_rows(chains, logits), place.exact_tree_rows(trees, logits)
+        if rows < min(claimed, TESTED_ROWS):  # trees were compared with a chain that is not exact
             tree_rows = 0
+        chains, trees = [rows] if rows else [], [tree_rows or TREES[-1]]
     for one in (runner, other):
         one.release()
-    return rows, tree_rows
+    return rows, min(tree_rows, claimed_of_trees)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +135,16 @@ class Place:
             raise WrongLogits("drafts other tokens in captured work")
         return self.checked(self.ids)
 
-    def exact_rows(self, claimed: int) -> int:
-        """Up to how many rows of a chain a row is the same bits as alone, of at most those that are claimed."""
+    def exact_rows(self, chains: Sequence[int], longest: Tensor) -> int:
+        """Up to how many rows a row is the same bits as alone, of chains of so many.
+
+        Args:
+            longest: the logits of all tokens in a chain.
+        """
         exact, before = 0, self.read(self.ids[:1])
         alone = {0: before}
-        for rows in (rows for rows in CHAINS if rows <= claimed):
-            logits = self.read(self.ids[:rows])
+        for rows in chains:
+            logits = longest if rows == len(longest) else self.read(self.ids[:rows])
             same = all(torch.equal(logits[row : row + 1], one) for row, one in alone.items())
             if not same or not torch.equal(logits[: len(before)], before):
                 return exact
@@ -153,19 +159,21 @@ class Place:
                 alone[rows] = self.runner.forward(self.ids[rows : rows + 1])
         return exact
 
-    def exact_tree_rows(self, claimed: int, chain: Tensor) -> int:
-        """Up to how many rows of a tree a row is the same bits as in a chain, of which these are the logits. The logits
-        of a tree are checked in any case."""
+    def exact_tree_rows(self, trees: Sequence[int], longest: Tensor) -> int:
+        """Up to how many rows a row is the same bits as in the chain of its path, of trees of so many.
+
+        Raises:
+            WrongLogits: those of a tree are not like those of the reference.
+        """
 
         def is_exact(rows: int) -> bool:
             token_ids, parents, path = tree_around(self.ids[:rows])
             logits, kept = self.checked(token_ids, parents)[path], len(path) - 1
             self.runner.keep(path[:-1])
             after = self.runner.forward(self.ids[kept : kept + 1])
-            return torch.equal(logits, chain[: len(path)]) and torch.equal(after, chain[kept : kept + 1])
+            return torch.equal(logits, longest[: len(path)]) and torch.equal(after, longest[kept : kept + 1])
 
-        exact = () if self.runner.cannot_branch else takewhile(is_exact, TREES)
-        return min(claimed, max(exact, default=0))
+        return max(() if self.runner.cannot_branch else takewhile(is_exact, trees), default=0)
 
 
 def tree_around(ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -133,7 +134,7 @@ def do_without(engine: str, wrong: str, dtype: torch.dtype, device: torch.device
     Raises:
         LoadError: there is no other for weights of this type.
     """
-    if engine == "graph" and KERNELS not in REPLACED:
+    if engine == "graph" and find_spec("triton") and KERNELS not in REPLACED:
         _replace(KERNELS, wrong, device)
     elif engine == "native":
         _without_library(wrong, dtype)
