@@ -18,6 +18,7 @@ NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """How close two logits must be for rounding to decide between them, if the passes are not exact to the bit."""
 OWN_DRAFTER = "the server's own"  # the drafter in the trace of a server, which does not say what drafts
 OLD_FUSED_ROWS = 9  # `exact_rows` of the fused engine in traces that do not record it
+MAX_SENTENCE = 1_000  # characters of what a trace says of its machine
 MARKS = "differs", "", "chance", "same"  # of badges, the most important first; "" if there is nothing to compare yet
 
 
@@ -182,11 +183,20 @@ class Texts:
     @property
     def tested_rows(self) -> int:
         """Up to how many rows of a pass a test on the machine that ran this found it exact; 0 if there was none."""
-        found = self.environment.get("self_test")
-        if not self.is_exact or not isinstance(found, dict):
-            return 0
-        rows = found.get("tree_rows" if self.request and self.request.tree else "rows")
-        return rows if type(rows) is int else 0
+        rows = self._self_test.get("tree_rows" if self.request and self.request.tree else "rows")
+        return rows if self.is_exact and type(rows) is int else 0
+
+    @property
+    def replaced(self) -> str:
+        """The sentences on what did not run right there."""
+        sentences = self._self_test.get("replaced")
+        known = sentences if isinstance(sentences, list) else []
+        return " ".join(words[:MAX_SENTENCE] for words in known if isinstance(words, str))[:MAX_SENTENCE]
+
+    @property
+    def _self_test(self) -> dict[str, Any]:
+        found = self.environment.get("self_test")  # in a trace it may be anything
+        return found if isinstance(found, dict) else {}
 
     @property
     def is_near_tie(self) -> bool:

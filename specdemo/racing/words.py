@@ -109,7 +109,7 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
             "{how many} {both} tokens are exactly those that the target alone wrote. {same when sampled} "
             "{exact by test}",
         ),
-        "": "{same draws} {same up to} {why different}",
+        "": "{same draws} {same up to} {why different} {exact by test}",
     },
     "by chance": {"same": (lambda t: t.is_same, "could differ, though these do not"), "": "differ by chance"},
     "how many": {"so far": (lambda t: t.stopped, "The first"), "": "All"},
@@ -120,9 +120,10 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
         ),
     },
     "exact by test": {
+        "replaced": (lambda t: t.replaced, "{replaced}"),
         "": (
             lambda t: t.tested_rows,
-            "The engine is exact to the bit up to {tested_rows} rows of a pass: tested on the machine that ran it.",
+            "The engine is exact to the bit in passes of up to {tested_rows} rows: tested on the machine that ran it.",
         ),
     },
     "same draws": {"": (lambda t: t.settings.temperature > 0, "Both lanes use the same random draws.")},

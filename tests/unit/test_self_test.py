@@ -26,10 +26,12 @@ from specdemo.engines.self_test import tree_around
 from specdemo.models import opened, trial
 from specdemo.models.loaded import load
 from specdemo.models.store import LoadError
+from specdemo.racing.compare import Texts
 from specdemo.racing.race import start
 from specdemo.settings import Settings
 from specdemo.system.hardware import QUANTIZED
 from specdemo.system.replaced import REPLACED
+from specdemo.tokens import Token, TokenKind
 from specdemo.ui.facts import facts
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
@@ -174,6 +176,8 @@ def test_a_wrong_product_in_c_is_replaced_and_the_text_stays_the_targets(
     (sentence,) = found["self_test"]["replaced"]
     assert tells(sentence, "C engine logits torch slower")
     assert sentence in facts(loaded)
+    texts = Texts([Token(1, TokenKind.TARGET)], [Token(1, TokenKind.TARGET)], Settings(), environment=found)
+    assert texts.badge["words"].endswith(sentence)
     assert sentence in caplog.text
     assert found["exact_rows"] == found["self_test"]["rows"] == 0
 

@@ -111,7 +111,8 @@ def texts() -> Iterator[Texts]:
         Texts(tokens(1), tokens(1), greedy),
         Texts(tokens(1, 2), tokens(1, 2, 3), greedy),
     )
-    for found in ({"rows": 17, "tree_rows": 16}, {"rows": "many"}, "well"):
+    sentences = ["The C engine fails.", 3]
+    for found in ({"rows": 17, "tree_rows": 16}, {"rows": "many", "replaced": 3}, {"replaced": sentences}, "well"):
         yield Texts(tokens(1, 2), tokens(1, 2), greedy, EAGLE, {"engine": "native", "self_test": found})
     yield Texts(tokens(1, 2, 3), tokens(1, 2), greedy, stopped=True)
     yield Texts(tokens(1, 2, 3), tokens(1, 2, 4), greedy)
