@@ -52,6 +52,12 @@ def trees_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test with a cache folder of its own would try the C library again, in a process that takes seconds to begin."""
+    monkeypatch.setattr("specdemo.models.trial.tried", lambda *_: {})
+
+
+@pytest.fixture(autouse=True)
 def brief_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of tiny models are measured often enough in a tenth of the time."""
     monkeypatch.setattr("specdemo.decoding.measuring.CALIBRATION_SECONDS", 0.06)
