@@ -117,6 +117,17 @@ def test_rows_are_exact_up_to_the_longest_pass_that_was(
     assert runner.exact_tree_rows == (64 if more_than == 17 else 0)
 
 
+def test_a_row_alone_is_compared_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second row that is read alone has other bits than in a chain."""
+    alone = list[int]()
+
+    def change(logits: Tensor, _: bool) -> Tensor:
+        alone.extend([1] * (len(logits) == 1))
+        return logits * (1 + 1e-5 * (len(logits) == 1 and len(alone) == 2))
+
+    assert after_test(monkeypatch, change).exact_rows == 2
+
+
 @pytest.mark.parametrize(("more_than", "rows"), [(0, 0), (8, 8), (16, 64)])
 def test_trees_are_exact_up_to_the_largest_that_was(more_than: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = after_test(monkeypatch, lambda logits, tree: logits * (1 + 1e-5 * (tree and len(logits) > more_than)))
