@@ -35,6 +35,7 @@ from ..engines.families import attending_layers
 from ..engines.runner import Runner
 from ..formats import byte_size
 from ..system.hardware import compute_dtype, cpu_model, cpu_name, device_name, dtype_name
+from ..system.progress import attended
 from ..system.replaced import REPLACED
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights
@@ -217,7 +218,8 @@ def load(
     """
     WEIGHTS.begin_anew()  # presets that share a chunk would keep each other's memory
     try:
-        return _load(preset, dtype, device, progress, eager, instead_of)
+        with attended(lambda: False, partial(progress, None)):
+            return _load(preset, dtype, device, progress, eager, instead_of)
     except BaseException as error:
         short = any(isinstance(cause, (MemoryError, torch.OutOfMemoryError)) for cause in causes(error))
         if isinstance(error, LoadError):

@@ -16,7 +16,7 @@ from threading import Thread
 from time import monotonic
 
 from .folders import cache_folder
-from .progress import check_stopped
+from .progress import check_stopped, tell
 
 STARTING, SILENT = 180.0, 60.0  # the most seconds before the first line of a child, and between two lines
 OFTEN = 0.5  # seconds between two looks at whether the work should stop
@@ -39,6 +39,7 @@ def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[objec
         kept: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
         if kept.keys() == {*names}:
             return kept
+    tell("trying the engine in a process of its own, once on this machine")
     while left := [name for name in names if name not in found]:
         ended = _run([sys.executable, "-m", module, *left], given, found)
         if ended is None:
