@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from .runner import Runner
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+log = logging.getLogger(__name__)
 MakeRunner = Callable[[int], Runner]  # capacity in tokens -> a runner for one run
 WARM_UP_TOKENS = 32  # of the prompt that is read once when a model is loaded
 SHARE = 0.8  # the most of the free main memory that weights may take
@@ -119,10 +121,13 @@ def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
         tell("compiling the kernels that draw tokens and grow trees")
         from .gpu import noise, trees
 
-        if "draws" not in REPLACED:
-            noise.prepare(model.vocab_size, device)
-        if "trees" not in REPLACED:
-            trees.prepare(device)
+        try:
+            if "draws" not in REPLACED:
+                noise.prepare(model.vocab_size, device)
+            if "trees" not in REPLACED:
+                trees.prepare(device)
+        except Exception:  # chains at T = 0 need neither
+            log.warning("A kernel cannot be compiled ahead: the first round that needs it compiles it.", exc_info=True)
     make = partial(GraphRunner, graphs)
     warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)

@@ -42,15 +42,17 @@ class WrongLogits(Exception):
     """An engine computes other logits than torch. The message says how, and follows the name of the engine."""
 
 
-def self_test(make: MakeRunner, config: PreTrainedConfig, weights: Weights) -> SelfTest:
+def self_test(make: MakeRunner, config: PreTrainedConfig, weights: Weights) -> SelfTest | None:
     """Test the engine whose runners `make` makes, of a known model with these weights. What they claim is set to what
-    was found.
+    was found. None if the context is too short.
 
     Raises:
         WrongLogits: they are not those of torch's operations.
     """
-    began, whole = time.perf_counter(), cast(FusedRunner, make(1))
-    length = length_of(config)
+    began, length = time.perf_counter(), length_of(config)
+    if not length:
+        return None
+    whole = cast(FusedRunner, make(1))
     with torch.inference_mode():
         plain = FusedModel.ends_of(config, weights, plain=True)
         rows, tree_rows = tested(whole.of_ends(), FusedRunner(plain, length), length)
@@ -60,8 +62,9 @@ def self_test(make: MakeRunner, config: PreTrainedConfig, weights: Weights) -> S
 
 
 def length_of(config: PreTrainedConfig) -> int:
-    """The tokens of the cache of a test."""
-    return min(LENGTH, getattr(config, "max_position_embeddings", None) or LENGTH)
+    """The tokens of the cache of a test, 0 if the model reads too few."""
+    length = min(LENGTH, getattr(config, "max_position_embeddings", None) or LENGTH)
+    return length if length > TESTED_ROWS + 1 else 0
 
 
 def tested(make: MakeRunner, reference: FusedRunner, length: int) -> tuple[int, int]:
@@ -81,11 +84,12 @@ def tested(make: MakeRunner, reference: FusedRunner, length: int) -> tuple[int, 
     for one in (runner, other, reference):
         one.fill(keys, values)
     claimed, claimed_of_trees = runner.claimed_rows
-    chains, trees = [rows for rows in CHAINS if rows <= claimed], [*TREES]
+    chains, trees, tree_rows = [rows for rows in CHAINS if rows <= claimed], [*TREES], TESTED_TREE_ROWS
     for start in (length - len(ids), 1):
         place = Place(start, ids, runner, other, reference)
         logits = place.chain()
-        rows, tree_rows = place.exact_rows(chains, logits), place.exact_tree_rows(trees, logits)
+        rows = place.exact_rows(chains, logits)
+        tree_rows = min(tree_rows, place.exact_tree_rows(trees, logits))
         if rows < min(claimed, TESTED_ROWS):  # trees were compared with a chain that is not exact
             tree_rows = 0
         chains, trees = [rows] if rows else [], [tree_rows or TREES[-1]]
@@ -120,7 +124,10 @@ class Place:
             WrongLogits: they are not alike.
         """
         logits, truth = self.read(token_ids, parents), self.read(token_ids, parents, self.reference).double()
-        error = float((logits[:, : truth.shape[1]] - truth).norm() / truth.norm())
+        wrong = logits[:, : truth.shape[1]] - truth
+        error = float(wrong.norm() / truth.norm())
+        if any(layer.router for layer in self.reference.model.layers):  # rounding gives some rows other experts
+            error = float((wrong.norm(dim=1) / truth.norm(dim=1)).median())
         if not error <= TOLERANCE[self.runner.model.dtype]:  # NaN is no error that is small enough
             raise WrongLogits(f"gives other logits than torch (the error is {error:.1e} of their size)")
         return logits

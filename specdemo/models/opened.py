@@ -24,6 +24,7 @@ from ..engines.families import knows
 from ..engines.named_weights import Weights, embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
 from ..engines.self_test import WrongLogits, self_test
+from ..formats import reason
 from ..system.hardware import AS_STORED, compute_dtype, unquantized
 from ..system.progress import tell
 from .checkpoint import Checkpoint, fetch_weights
@@ -31,7 +32,7 @@ from .configuration import described
 from .errors import wrap_load_errors
 from .on_hub import download_bar
 from .store import LoadError, Progress, ignore
-from .trial import do_without, try_engine
+from .trial import do_without, has_kernels, try_engine
 from .weights import StoredWeights
 
 if TYPE_CHECKING:
@@ -254,24 +255,38 @@ def open_checkpoint(
         return _ModelInMemory(engine, make_runner, again, both, placement(model), model.device, found, norm)
 
 
-def _proven(
-    make: Callable[[], tuple[str, MakeRunner]], checkpoint: Checkpoint, weights: Weights, target: bool
-) -> tuple[str, MakeRunner, SelfTest | None]:
-    """The engine that `make` gives, and its test if it is the target's. If it fails, another takes its place.
+Made = tuple[str, MakeRunner, SelfTest | None]  # an engine, and its test if there was one
+
+
+def _proven(make: Callable[[], tuple[str, MakeRunner]], checkpoint: Checkpoint, weights: Weights, target: bool) -> Made:
+    """The engine that `make` gives. If it fails, or its test where it is the target's, another takes its place.
 
     Raises:
         LoadError: there is none for these weights.
     """
+    config, device = checkpoint.config, checkpoint.device
+    while True:
+        try:
+            return _tested(make, checkpoint, weights, target)
+        except WrongLogits as error:
+            wrong = str(error)
+        except Exception as error:
+            short = isinstance(error, torch.OutOfMemoryError)
+            if short or device.type != "cuda" or not knows(config) or not has_kernels(config, device):
+                raise
+            wrong = f"fails ({reason(error)})"
+        do_without(wrong, config, checkpoint.dtype, device)
+
+
+def _tested(make: Callable[[], tuple[str, MakeRunner]], checkpoint: Checkpoint, weights: Weights, target: bool) -> Made:
     engine, make_runner = make()
     if not target or engine == "eager":
         return engine, make_runner, None
     tell("testing the engine")
     try:
         return engine, make_runner, self_test(make_runner, checkpoint.config, weights)
-    except WrongLogits as error:
-        del make_runner  # its memory
-        do_without(engine, str(error), checkpoint.dtype, checkpoint.device)
-    return _proven(make, checkpoint, weights, target)
+    except (MemoryError, torch.OutOfMemoryError):  # a test takes more of it than a short run
+        return engine, make_runner, None
 
 
 def _as_type(both: tuple[Tensor, Tensor], *to: Any) -> tuple[Tensor, Tensor]:

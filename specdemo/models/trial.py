@@ -10,10 +10,9 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +25,7 @@ from ..decoding.rule import Match
 from ..drafters.captured_trees import CapturedTrees, Growth
 from ..drafters.tree import grow_by_depth
 from ..engines import ops
-from ..engines.choose import ops_for
+from ..engines.choose import engine_of, ops_for
 from ..engines.cpu.library import library_for
 from ..engines.families import family_of, head_width
 from ..engines.fused import FusedRunner
@@ -69,40 +68,62 @@ NODES, DEPTH, TOKENS = 16, 5, 64  # of a tree that is tried
 
 def try_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Try what would run a known model with weights of this type, and replace what fails."""
-    if device.type == "cuda" and ops_for(head_width(config), device) is not ops:
+    if device.type == "cuda" and length_of(config) and has_kernels(config, device):
         _try_kernels(config, dtype, device)
     elif device.type == "cpu" and (library := library_for(unquantized(dtype), dtype in QUANTIZED.values())):
-        facts = Path(library.functions._name).name, torch.__version__
+        facts = [Path(library.functions._name).name, torch.__version__, dtype, sources()]
         if wrong := _tried([LIBRARY], config, dtype, device, facts).get(LIBRARY):
             _without_library(wrong, dtype)
 
 
 def _try_kernels(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
-    sources = sorted([*ENGINES.glob("gpu/*.py"), ENGINES / "ops.py"])
     driver = DRIVER.read_text() if DRIVER.exists() else ""
-    named = [version(name) for name in ("torch", "triton")]
-    facts = [device_name(device), driver, torch.version.cuda, *named, dtype, shapes(config), config]
-    facts.append(sha256(b"".join(file.read_bytes() for file in sources)).hexdigest())
+    versions = torch.version.cuda, torch.__version__, triton_version()
+    facts = [device_name(device), driver, *versions, dtype, shapes(config), config, sources()]
     found = _tried([KERNELS, DRAWS, TREES], config, dtype, device, facts)
     for name in (DRAWS, TREES):
-        if found.get(name):
-            _replace(name, found[name], device)
-    if found.get(KERNELS):
+        if wrong := found.get(name):
+            _replace(name, wrong, device)
+    if whole := found.get(KERNELS):
         parts = _tried([*ops.PARTS], config, dtype, device, facts)
         failed = {part: wrong for part, wrong in parts.items() if wrong}
         if 0 < len(failed) < len(parts):
             for part, wrong in failed.items():
                 _replace(part, wrong, device)
         else:
-            _replace(KERNELS, found[KERNELS], device)
+            _replace(KERNELS, whole, device)
 
 
-def _tried(names: list[str], config: Any, dtype: torch.dtype, device: torch.device, facts: Any) -> dict[str, str]:
+def has_kernels(config: PreTrainedConfig, device: torch.device) -> bool:
+    """Whether any part of a captured pass is computed by a kernel."""
+    return ops_for(head_width(config), device) is not ops
+
+
+def sources() -> str:
+    """A checksum of the engines' code."""
+    files = sorted([*ENGINES.rglob("*.py"), Path(__file__)])
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def triton_version() -> str:
+    import triton  # its distribution may have another name
+
+    return str(triton.__version__)
+
+
+def _tried(
+    names: list[str], config: Any, dtype: torch.dtype, device: torch.device, facts: Any
+) -> dict[str, str | None]:
     return tried(__name__, names, pickle.dumps((config, dtype, str(device))), facts)
 
 
 def check_draws(device: torch.device, size: int) -> None:
     """Replace what gives other tokens than torch of a vocabulary of this size."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        _check_draws(device, size)
+
+
+def _check_draws(device: torch.device, size: int) -> None:
     if not draws_alike(device, size):
         _replace(DRAWS if device.type == "cuda" else "noise.c", "draws other tokens than torch", device)
         noise.library.cache_clear()
@@ -128,13 +149,14 @@ def finds_alike(size: int) -> bool:
     return torch.equal(found.places, places) and torch.equal(found.margins, values - seconds)
 
 
-def do_without(engine: str, wrong: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace an engine that has failed its test.
+def do_without(wrong: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace the engine of a model, which has failed.
 
     Raises:
         LoadError: there is no other for weights of this type.
     """
-    if engine == "graph" and find_spec("triton") and KERNELS not in REPLACED:
+    engine = engine_of(config, dtype, device)
+    if engine == "graph" and has_kernels(config, device):
         _replace(KERNELS, wrong, device)
     elif engine == "native":
         _without_library(wrong, dtype)
@@ -152,7 +174,7 @@ def _without_library(wrong: str, dtype: torch.dtype) -> None:
 def _replace(name: str, wrong: str, device: torch.device) -> None:
     where = [device_name(device), f"torch {torch.__version__}"]
     if device.type == "cuda":
-        where += [f"CUDA {torch.version.cuda}", f"Triton {version('triton')}"]
+        where += [f"CUDA {torch.version.cuda}", f"Triton {triton_version()}"]
     replace(name, f"{SUBJECTS[name]} {wrong} on this machine ({', '.join(where)}). {INSTEAD}")
 
 
@@ -162,6 +184,8 @@ def _replace(name: str, wrong: str, device: torch.device) -> None:
 def main() -> None:
     config, dtype, device = pickle.load(sys.stdin.buffer)
     device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.zeros(1, device=device)
     _beat()
     for name in sys.argv[1:]:
@@ -172,10 +196,12 @@ def main() -> None:
             return
 
 
-def outcome(name: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> str:
-    """What goes wrong in a trial, in words that follow its subject; "" if nothing does."""
+def outcome(name: str, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What goes wrong in a trial, in words that follow its subject; "" if nothing does, None without memory for it."""
     try:
         _trial_of(name)(config, dtype, device)
+    except (MemoryError, torch.OutOfMemoryError):
+        return None
     except WrongLogits as error:
         return str(error)
     except Exception as error:
@@ -239,7 +265,7 @@ def random_weights(config: PreTrainedConfig, dtype: torch.dtype, device: torch.d
     named = {name: shape for name, shape in shapes(config).items() if name.startswith(kept) or layers not in name}
     numbers = torch.Generator(device).manual_seed(SEED)
     return {
-        name: (SCALE * torch.randn(shape, generator=numbers, device=device) + (len(shape) == 1)).to(dtype)
+        name: SCALE * torch.randn(shape, generator=numbers, device=device, dtype=dtype) + (len(shape) == 1)
         for name, shape in named.items()
     }
 

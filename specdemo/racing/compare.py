@@ -184,7 +184,7 @@ class Texts:
     def tested_rows(self) -> int:
         """Up to how many rows of a pass a test on the machine that ran this found it exact; 0 if there was none."""
         rows = self._self_test.get("tree_rows" if self.request and self.request.tree else "rows")
-        return rows if self.is_exact and type(rows) is int else 0
+        return rows if self.is_exact and type(rows) is int and 0 < rows <= MAX_K + 1 else 0
 
     @property
     def replaced(self) -> str:

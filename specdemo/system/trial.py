@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,11 +21,13 @@ from .progress import check_stopped, tell
 
 STARTING, SILENT = 180.0, 60.0  # the most seconds before the first line of a child, and between two lines
 OFTEN = 0.5  # seconds between two looks at whether the work should stop
+FROM_OUTSIDE = signal.SIGINT, signal.SIGTERM, 9  # SIGKILL, also where memory is short
 FOLDER = Path(__file__).parents[2]
 
 
-def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[object]) -> dict[str, str]:
-    """What went wrong in each of several trials, in words that follow a subject; "" where nothing did.
+def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[object]) -> dict[str, str | None]:
+    """What went wrong in each of several trials, in words that follow a subject; "" where nothing did, None where that
+    is not known, as without memory.
 
     `python -m module NAMES` runs them, with `given` as its input. It prints a line when it begins, a JSON object of the
     name and the words after each trial, and any other lines in between. After a trial that went wrong it may end; then
@@ -34,10 +37,10 @@ def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[objec
         facts: what the outcome depends on. While they stay the same, it is read from the cache.
     """
     key = hashlib.sha256("\n".join(map(str, (module, *names, *facts))).encode()).hexdigest()[:16]
-    file, found = cache_folder() / f"{key}.trial", dict[str, str]()
+    file, found = cache_folder() / f"{key}.trial", dict[str, str | None]()
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: it is no object
-        kept: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-        if kept.keys() == {*names}:
+        kept: dict[str, str | None] = json.loads(file.read_text(encoding="utf-8"))
+        if kept.keys() == {*names} and all(isinstance(words, str) for words in kept.values()):
             return kept
     tell("trying the engine in a process of its own, once on this machine")
     while left := [name for name in names if name not in found]:
@@ -45,21 +48,27 @@ def tried(module: str, names: Sequence[str], given: bytes, facts: Iterable[objec
         if ended is None:
             return found
         unknown = [name for name in left if name not in found]
-        if unknown and (ended or unknown == left):
-            found[unknown[0]] = ended or "ends without an answer"
+        if unknown == left:
+            found[left[0]] = ended or "ends without an answer"
+        elif unknown and ended and not found[left[-len(unknown) - 1]]:  # else it ended for what went wrong before
+            found[unknown[0]] = ended
+    if None in found.values():
+        return found
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as partial:
+        with NamedTemporaryFile("w", dir=file.parent, suffix=".trial", delete=False, encoding="utf-8") as partial:
             json.dump(found, partial)
         os.replace(partial.name, file)
     return found
 
 
-def _run(command: Sequence[str], given: bytes, found: dict[str, str]) -> str | None:
-    """Run a child, and add what it finds to `found`. Returns how it failed, or "", or None if it never began."""
+def _run(command: Sequence[str], given: bytes, found: dict[str, str | None]) -> str | None:
+    """Run a child, and add what it finds to `found`. Returns how it failed, or "", or None if it did not begin or was
+    ended from outside."""
     lines: Queue[bytes | None] = Queue()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=FOLDER, **pipes) as child:  # type: ignore[call-overload]
+    # A compiler that it has started ends with it, and Ctrl-C is not for it.
+    with subprocess.Popen(command, cwd=FOLDER, start_new_session=True, **pipes) as child:  # type: ignore[call-overload]
 
         def listen() -> None:
             with suppress(OSError):  # it has ended already
@@ -86,9 +95,19 @@ def _run(command: Sequence[str], given: bytes, found: dict[str, str]) -> str | N
                     break
                 begun, until = True, monotonic() + SILENT
                 with suppress(ValueError):
-                    found |= json.loads(line)
+                    outcome = json.loads(line)
+                    found |= outcome if isinstance(outcome, dict) else {}
         finally:
-            child.kill()
-    if not begun:
+            _kill(child.pid)
+    if not begun or -child.returncode in FROM_OUTSIDE:
         return None
     return "" if child.returncode == 0 else f"ends the process (with {child.returncode})"
+
+
+def _kill(pid: int) -> None:
+    """End a child and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)

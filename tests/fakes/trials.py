@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -20,6 +21,18 @@ def main() -> None:
             print("begun", flush=True)
         if name == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        if name == "compiler":  # which hangs, and has the output of the child
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"], check=False)
+        if name == "poisoned":
+            print(json.dumps({name: "gives other numbers"}), flush=True)
+            os.abort()
+        if name == "stopped":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if name == "short of memory":
+            print(json.dumps({name: None}), flush=True)
+            continue
+        if name == "chatty":
+            print("null", flush=True)
         if name == "hang":
             time.sleep(600)
         if name == "silent":

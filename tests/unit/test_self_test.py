@@ -87,6 +87,7 @@ def test_an_engine_that_is_right_is_as_exact_as_it_claims(
     weights = {weight: value.detach() for weight, value in model.named_parameters(remove_duplicate=False)}
     found, runner = self_test.self_test(make, model.config, StoredAs(weights, stored)), make(8)
     assert (runner.exact_rows, runner.exact_tree_rows) == (rows, tree_rows)
+    assert found is not None
     assert (found.rows, found.tree_rows) == (min(rows, TESTED_ROWS), min(tree_rows, TESTED_TREE_ROWS))
 
 
@@ -132,6 +133,37 @@ def test_a_row_alone_is_compared_wherever_it_stands(monkeypatch: pytest.MonkeyPa
 def test_trees_are_exact_up_to_the_largest_that_was(more_than: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = after_test(monkeypatch, lambda logits, tree: logits * (1 + 1e-5 * (tree and len(logits) > more_than)))
     assert (runner.exact_rows, runner.exact_tree_rows) == (ANY_ROWS, rows)
+
+
+def test_trees_that_are_not_exact_at_one_end_of_a_text_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = list[int]()
+
+    def change(logits: Tensor, tree: bool) -> Tensor:
+        trees.extend([1] * tree)
+        return logits * (1 + 1e-5 * (tree and len(trees) == 1))
+
+    assert after_test(monkeypatch, change).exact_tree_rows == 0
+
+
+@pytest.mark.parametrize("context", [4, 17, 18, 19, 40])
+@pytest.mark.parametrize("engine", ["native", "fused", "graph"])
+def test_a_context_may_be_too_short_for_a_test(context: int, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama", max_position_embeddings=context)
+    make = run_by(engine, model, monkeypatch)
+    found = self_test.self_test(make, model.config, dict(model.named_parameters(remove_duplicate=False)))
+    assert (found is None) == (context <= 18)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen3_moe"])
+def test_rows_that_rounding_gives_other_experts_are_not_wrong(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(name, seed)
+    make = run_by("native", model, monkeypatch, torch.bfloat16)
+    weights = {weight: value.detach() for weight, value in model.named_parameters(remove_duplicate=False)}
+    assert self_test.self_test(make, model.config, StoredAs(weights, torch.bfloat16))
 
 
 def test_a_path_that_is_not_kept_and_rows_beside_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +268,7 @@ def broken(part: str, way: str) -> Any:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials without a child, and those of what only a GPU has left out."""
 
-    def tried(_: str, names: list[str], given: bytes, facts: Any) -> dict[str, str]:
+    def tried(_: str, names: list[str], given: bytes, facts: Any) -> dict[str, str | None]:
         config, dtype, _ = pickle.loads(given)
         passes = {*names} - {"C", "draws", "trees"}
         return {name: trial.outcome(name, config, dtype, CPU) if name in passes else "" for name in names}

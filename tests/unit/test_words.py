@@ -111,8 +111,8 @@ def texts() -> Iterator[Texts]:
         Texts(tokens(1), tokens(1), greedy),
         Texts(tokens(1, 2), tokens(1, 2, 3), greedy),
     )
-    sentences = ["The C engine fails.", 3]
-    for found in ({"rows": 17, "tree_rows": 16}, {"rows": "many", "replaced": 3}, {"replaced": sentences}, "well"):
+    hostile: list[Any] = [{"rows": "many", "replaced": 3}, {"rows": -5}, {"rows": 10**50}, "well"]
+    for found in ({"rows": 17, "tree_rows": 16}, {"replaced": ["The C engine fails.", 3]}, *hostile):
         yield Texts(tokens(1, 2), tokens(1, 2), greedy, EAGLE, {"engine": "native", "self_test": found})
     yield Texts(tokens(1, 2, 3), tokens(1, 2), greedy, stopped=True)
     yield Texts(tokens(1, 2, 3), tokens(1, 2, 4), greedy)
