@@ -212,10 +212,12 @@ def race_(
 
         loaded = begun(kept, opened)
         request = decoding.fitted(request, loaded, lane)
-        outcome = summary.outcome_of(loaded, request, list(batch.race_request(loaded, request))).as_dict()
+        found = summary.outcome_of(loaded, request, list(batch.race_request(loaded, request)))
+        outcome = found.as_dict()
         if kept:
             kept.add(loaded, outcome[next(iter(request.lanes))]["token_ids"])
-        typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, request.drafter, why))
+        whole = {**outcome, "environment": found.environment}
+        typer.echo(json.dumps(whole, ensure_ascii=False) if json_ else table(outcome, request.drafter, why))
 
 
 def begun(kept: MemoryFile | None, loaded: Loaded) -> Loaded:
