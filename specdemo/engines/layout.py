@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
-FEW = 4096
+FEW = 4096  # logits of a plain model, see `FusedModel.ends_of`
 ACTIVATIONS: dict[str, Step] = {"silu": swiglu, "gelu_pytorch_tanh": gated_gelu, "gelu_new": gelu}
 Store = Callable[..., Linear]  # `Linear.of` or `_unpacked`
 
