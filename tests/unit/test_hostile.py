@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from specdemo.system.folders import cache_folder
 
 from .hostile import CASES, prepare
 
@@ -20,6 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "good").mkdir()
     prepare(folder / "good")
+    (folder / "cache").mkdir()
+    for file in cache_folder().iterdir() if cache_folder().is_dir() else ():
+        if file.suffix == ".so":  # to build them takes longer than all cases
+            shutil.copy(file, folder / "cache")
     return folder
 
 
