@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..system.compiled import compiled
 from ..system.device import to_device
-from ..system.replaced import REPLACED
+from ..system.replaced import DRAWS, REPLACED
 
 VERSION = 1  # of the noise, for traces: a change of any constant below changes every text above temperature 0
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -77,7 +77,7 @@ def draw(probs: Tensor, keys: Tensor | Sequence[int], token_ids: Tensor | None =
     if not isinstance(keys, Tensor):
         keys = to_device([signed(key) for key in keys], probs.device)
     if probs.dtype == torch.float32:
-        if probs.is_cuda and find_spec("triton") and "draws" not in REPLACED:
+        if probs.is_cuda and find_spec("triton") and DRAWS not in REPLACED:
             from ..engines.gpu import noise
 
             return noise.race(probs, keys, token_ids)

@@ -17,7 +17,7 @@ from ..engines.rows import MOST_ROWS, WIDTH
 from ..errors import NotFinite
 from ..settings import MAX_NODES
 from ..system.device import packed, to_device, unpacked
-from ..system.replaced import REPLACED
+from ..system.replaced import REPLACED, TREES
 from ..tokens import Draft
 from .tree import tree_of
 
@@ -118,7 +118,7 @@ class CapturedTrees:
     @staticmethod
     def possible() -> bool:
         """Whether the kernel runs here. If not, the host grows the trees."""
-        return find_spec("triton") is not None and "trees" not in REPLACED
+        return find_spec("triton") is not None and TREES not in REPLACED
 
     def __init__(
         self,

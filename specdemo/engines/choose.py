@@ -13,7 +13,7 @@ import torch
 
 from ..system.hardware import compute_dtype, cpu_attends_alike, free_memory, unquantized
 from ..system.progress import tell
-from ..system.replaced import REPLACED
+from ..system.replaced import DRAWS, KERNELS, REPLACED, TREES
 from . import ops
 from .cpu.library import library_for
 from .families import Scales, fits_float16, head_width, inner_sizes, is_hybrid, knows
@@ -122,9 +122,9 @@ def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
         from .gpu import noise, trees
 
         try:
-            if "draws" not in REPLACED:
+            if DRAWS not in REPLACED:
                 noise.prepare(model.vocab_size, device)
-            if "trees" not in REPLACED:
+            if TREES not in REPLACED:
                 trees.prepare(device)
         except Exception:  # chains at T = 0 need neither
             log.warning("A kernel cannot be compiled ahead: the first round that needs it compiles it.", exc_info=True)
@@ -138,7 +138,7 @@ def _on_gpu(model: FusedModel, slots: int) -> MakeRunner:
 def ops_for(width: int, device: torch.device) -> ModuleType:
     """The module with the operations of a captured pass of a model with attention heads of this width: `kernels`
     (Triton), `ops` (torch) where those cannot run, or some of each."""
-    if "kernels" in REPLACED:
+    if KERNELS in REPLACED:
         return ops
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from .gpu import kernels

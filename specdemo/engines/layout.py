@@ -148,7 +148,7 @@ class FusedModel:
         Args:
             plain: leave its weights as they are, in float32, and only the first `FEW` rows of its head.
         """
-        kept = _ends(config.num_hidden_layers)
+        kept = end_layers(config.num_hidden_layers)
         if plain:
             return _rearranged(config, weights, kept, _unpacked, torch.float32, FEW)
         return _rearranged(config, weights, kept, Linear.of)
@@ -159,7 +159,7 @@ class FusedModel:
 
     def ends(self) -> FusedModel:
         """A model of the first and the last layer, with the same norm and head. No weight is copied."""
-        return replace(self, layers=tuple(self.layers[index] for index in _ends(len(self.layers))))
+        return replace(self, layers=tuple(self.layers[index] for index in end_layers(len(self.layers))))
 
     @property
     def windows(self) -> list[int]:
@@ -218,7 +218,7 @@ def _tables(rope: Rope, length: int) -> list[Tensor]:
     return tables if of_queries is None else [*tables, of_queries[:, None]]
 
 
-def _ends(count: int) -> list[int]:
+def end_layers(count: int) -> list[int]:
     """The first and the last of so many layers."""
     return sorted({0, count - 1})
 

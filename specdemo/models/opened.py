@@ -222,9 +222,10 @@ def open_checkpoint(
     again = _as_long_as_held(partial(open_model, checkpoint, device, ignore, max_memory))
     laying_out = "capturing the passes" if device.type == "cuda" else "laying out the weights"
     with wrap_load_errors(checkpoint.source):
-        if not eager and knows(checkpoint.config):
+        ours = not eager and not max_memory
+        if ours and knows(checkpoint.config):
             try_engine(checkpoint.config, checkpoint.dtype, device)
-        weights = None if eager or max_memory else read_weights(checkpoint, files, device)
+        weights = read_weights(checkpoint, files, device) if ours else None
         if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
             progress(None, laying_out)
             engine, make_runner, found = _proven(

@@ -11,7 +11,7 @@ import pickle
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,9 +29,9 @@ from ..engines.choose import engine_of, ops_for
 from ..engines.cpu.library import library_for
 from ..engines.families import family_of, head_width
 from ..engines.fused import FusedRunner
-from ..engines.gpu.capture import Capture, CapturedFunctions, CudaCapture
+from ..engines.gpu.capture import CapturedFunctions, capture_for
 from ..engines.gpu.graph import GraphRunner, Graphs
-from ..engines.layout import FusedModel
+from ..engines.layout import FusedModel, end_layers
 from ..engines.named_weights import StoredAs
 from ..engines.native import NativeModel, NativeRunner
 from ..engines.passes import alone
@@ -40,7 +40,7 @@ from ..formats import reason
 from ..settings import Settings
 from ..system.hardware import AS_STORED, QUANTIZED, device_name, unquantized
 from ..system.progress import attended
-from ..system.replaced import REPLACED, replace
+from ..system.replaced import DRAWS, KERNELS, LIBRARY, REPLACED, TREES, replace
 from ..system.trial import tried
 from .store import LoadError
 from .weights import shapes
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 DRIVER = Path("/proc/driver/nvidia/version")
 ENGINES = Path(ops.__file__).parent
-KERNELS, DRAWS, TREES, LIBRARY = "kernels", "draws", "trees", "C"
 SUBJECTS = {
     KERNELS: "Triton's code",
     **{part: f"Triton's code for {part}" for part in ops.PARTS},
@@ -106,6 +105,7 @@ def has_kernels(config: PreTrainedConfig, device: torch.device) -> bool:
     return ops_for(head_width(config), device) is not ops
 
 
+@cache
 def sources() -> str:
     """A checksum of the engines' code."""
     files = sorted([*ENGINES.rglob("*.py"), Path(__file__)])
@@ -129,11 +129,8 @@ def check_draws(device: torch.device, size: int) -> None:
     if device.type not in ("cpu", "cuda"):
         return
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        _check_draws(device, size)
-
-
-def _check_draws(device: torch.device, size: int) -> None:
-    if not draws_alike(device, size):
+        draws_right = draws_alike(device, size)
+    if not draws_right:
         _replace(DRAWS if device.type == "cuda" else "noise.c", "draws other tokens than torch", device)
         noise.library.cache_clear()
     if device.type == "cpu" and not finds_alike(size):
@@ -245,9 +242,8 @@ def try_passes(
 
     names = {name for part in ops.PARTS.values() for name in part}
     watching = SimpleNamespace(**{**vars(functions), **{name: watched(getattr(functions, name)) for name in names}})
-    capture: Capture = CudaCapture(device) if device.type == "cuda" else lambda work: work
     weights, length = random_weights(config, dtype, device), length_of(config)
-    graphs = Graphs(FusedModel.ends_of(config, weights), cast(Any, watching), capture, 1)
+    graphs = Graphs(FusedModel.ends_of(config, weights), cast(Any, watching), capture_for(device), 1)
     with torch.inference_mode():
         plain = FusedRunner(FusedModel.ends_of(config, weights, plain=True), length)
         tested(partial(GraphRunner, graphs), plain, length)
@@ -270,7 +266,7 @@ def try_library(_: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -
 def random_weights(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Weights of a model, of its layers only those of the first and of the last one."""
     layers = f"{family_of(config).layers}."
-    kept = tuple(f"{layers}{index}." for index in (0, config.num_hidden_layers - 1))
+    kept = tuple(f"{layers}{index}." for index in end_layers(config.num_hidden_layers))
     named = {name: shape for name, shape in shapes(config).items() if name.startswith(kept) or layers not in name}
     numbers = torch.Generator(device).manual_seed(SEED)
     return {
@@ -288,8 +284,7 @@ def try_trees(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
     """A tree that captured calls grow, against that of the host."""
     table = torch.randn(TOKENS, TOKENS, generator=torch.Generator().manual_seed(SEED)).to(device)
     rule = Match(Settings(tree=True))
-    capture: Capture = CudaCapture(device) if device.type == "cuda" else lambda work: work
-    trees = CapturedTrees(partial(TableReader, table), CapturedFunctions(capture), None, 2)
+    trees = CapturedTrees(partial(TableReader, table), CapturedFunctions(capture_for(device)), None, 2)
     found = trees.draw([table[:1]], NODES, DEPTH, rule, 0)
     host = alone(grow_by_depth(table[:1], lambda token_ids, _: table[token_ids], NODES, DEPTH, rule, 0, None))
     if (found.token_ids, found.parents) != (host.token_ids, host.parents):

@@ -7,6 +7,8 @@ import logging
 from .progress import tell
 
 log = logging.getLogger(__name__)
+# Parts of this program that have no name of their own; others are the parts of a pass (`ops.PARTS`) and C files.
+KERNELS, DRAWS, TREES, LIBRARY = "kernels", "draws", "trees", "C"
 REPLACED: dict[str, str] = {}  # by the name of an engine or a part of one: the sentence
 
 

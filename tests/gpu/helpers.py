@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.rule import Rule
-from specdemo.drafters.captured_trees import Growth
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow_by_depth
 from specdemo.engines.gpu.graph import Graphs
@@ -103,21 +102,6 @@ class Copying(PromptLookup):
 
     def match(self, context: Sequence[int]) -> int | None:
         return super().match(context) or 0
-
-
-class ByTable:
-    """Reads trees whose logits depend on the last token, [V, V]; see `captured_trees.Reader`."""
-
-    state: Sequence[Tensor] = ()
-
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
-
-    def begin(self, *given: Tensor) -> Tensor:
-        return given[0]
-
-    def read(self, growth: Growth) -> Tensor:
-        return self.table[growth.token_ids]
 
 
 def tree_of_host(

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
+from specdemo.engines.gpu.capture import capture_for
 from specdemo.engines.gpu.graph import LONGEST, Graphs
 from specdemo.engines.passes import alone, answered
 from specdemo.engines.rows import MOST_ROWS
@@ -20,7 +21,7 @@ from specdemo.engines.runner import Runner
 from specdemo.errors import BadInput
 from specdemo.settings import MAX_K
 from tests.harness.classes import EagerRunner, FusedModel, GraphRunner
-from tools.bench.models import WITH_HEADS, capture_for, captured, random_head
+from tools.bench.models import WITH_HEADS, captured, random_head
 
 from .helpers import EXACT, SWITCH, VOCAB, graphs_of, relative_error, tiny
 

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from specdemo.drafters.captured_trees import CapturedTrees
 from specdemo.drafters.heads.ready import HeadSlots
-from specdemo.engines.gpu.capture import CapturedFunctions
+from specdemo.engines.gpu.capture import CapturedFunctions, capture_for
+from specdemo.models.trial import TableReader
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, Settings
 from specdemo.tokens import Draft
 from tests.harness.classes import GraphRunner
 from tests.harness.doubles import accepting, proposed
-from tools.bench.models import WITH_HEADS, capture_for, random_head
+from tools.bench.models import WITH_HEADS, random_head
 
-from .helpers import ByTable, graphs_of, tiny, tree_of_host
+from .helpers import graphs_of, tiny, tree_of_host
 
 ASKED = [
     Settings(tree=True),
@@ -33,7 +34,7 @@ def test_a_captured_tree_is_that_of_the_host(device: torch.device, settings: Set
     """From the same logits, small trees and large ones in the same captured calls."""
     vocab = 4096 if device.type == "cuda" else 300
     table, rule = 4 * torch.randn(vocab, vocab, device=device), rule_for(settings)
-    trees = CapturedTrees(partial(ByTable, table), CapturedFunctions(capture_for(device)), None, depths)
+    trees = CapturedTrees(partial(TableReader, table), CapturedFunctions(capture_for(device)), None, depths)
     for nodes, depth, token in ((16, 9, 0), (16, 40, 1), (9, 40, 2), (MAX_NODES, 40, 3), (16, 40, 4)):
         given = table[token : token + 1]
         host = tree_of_host(table, given, nodes, depth, rule, 7)

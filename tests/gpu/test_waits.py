@@ -19,11 +19,12 @@ from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import Decoding
 from specdemo.drafters import draft_model
 from specdemo.drafters.heads import eagle
+from specdemo.engines.gpu.capture import capture_for
 from specdemo.engines.runner import Runner
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_NODES, REJECTION, Settings
 from tests.harness.classes import GraphRunner, HeadDrafter
-from tools.bench.models import WITH_HEADS, Pair, capture_for, random_head
+from tools.bench.models import WITH_HEADS, Pair, random_head
 
 from .helpers import Copying, pair_of, tiny
 

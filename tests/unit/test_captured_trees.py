@@ -25,10 +25,11 @@ from specdemo.engines.gpu.capture import CapturedFunctions
 from specdemo.engines.rows import MOST_ROWS, TREES, WIDTH
 from specdemo.engines.runner import is_beginning
 from specdemo.errors import NotFinite
+from specdemo.models.trial import TableReader
 from specdemo.racing.race import rule_for
 from specdemo.settings import MAX_K, MAX_NODES, REJECTION, RULES, Settings
 from specdemo.tokens import Draft, DraftOutcome
-from tests.gpu.helpers import ByTable, tree_of_host
+from tests.gpu.helpers import tree_of_host
 from tests.harness.doubles import MODEL_VOCAB, PROMPT, TableRunner, paths_of, proposed, random_table
 from tests.harness.engines import capture_heads, recorded, tiny_model
 from tests.harness.enumeration import distance, emitted_distribution
@@ -77,7 +78,7 @@ def same(one: Draft, other: Draft) -> bool:
 
 
 def by_table(table: Tensor, depths: int = DEEPEST, width: int = WIDTH, most_rows: int = MOST_ROWS) -> CapturedTrees:
-    return CapturedTrees(partial(ByTable, table), CapturedFunctions(recorded), None, depths, width, most_rows)
+    return CapturedTrees(partial(TableReader, table), CapturedFunctions(recorded), None, depths, width, most_rows)
 
 
 @pytest.mark.sampled(4)

@@ -34,6 +34,7 @@ from specdemo.decoding.events import Event, Round
 from specdemo.decoding.rule import Match
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.none import NoDrafter
+from specdemo.engines.gpu.capture import capture_for
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.models.loaded import Loaded, load
@@ -50,7 +51,7 @@ from .docs import cells
 from .gpu_pair import made_pair
 from .gpu_passes import Gpu, Sizes, another_slot, captured_passes, passes, passes_apart, rounds, slots
 from .gpu_vllm import beside_vllm
-from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, like, random_head, shape_of
+from .models import SHAPES, SMALL, WITH_HEADS, Pair, like, random_head, shape_of
 from .results import size_of
 from .rows import Row
 from .throughput import bench

@@ -28,7 +28,7 @@ from specdemo.drafters.heads.ready import HeadSlots, ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.engines.choose import ops_for
 from specdemo.engines.families import head_width
-from specdemo.engines.gpu.capture import Capture, CudaCapture
+from specdemo.engines.gpu.capture import Capture, capture_for
 from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.named_weights import embeddings
@@ -101,11 +101,6 @@ def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
     """The model's passes made of these functions, by default the fastest: captured on a GPU, called on a CPU."""
     device = model.embedding.device
     return Graphs(model, functions or ops_for(model.width, device), capture_for(device), 1)
-
-
-def capture_for(device: torch.device) -> Capture:
-    """Captures on a GPU; on a CPU it returns the work as it is."""
-    return CudaCapture(device) if device.type == "cuda" else lambda work: work
 
 
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...system.compiled import compiled
 from ...system.hardware import compute_dtype, cpu_flags
-from ...system.replaced import REPLACED
+from ...system.replaced import LIBRARY, REPLACED
 from ..quantized import Quantized, Weight
 from .huge_pages import WEIGHTS
 
@@ -234,5 +234,5 @@ def library_for(dtype: torch.dtype, quantized: bool = False) -> Library | None:
     computed = compute_dtype(dtype, torch.device("cpu"))
     kind, needed = KINDS.get((dtype, computed), ("", {"a type that it knows"}))
     macros = [f"-D{kind}", *(["-DQUANTIZED"] if quantized else [])]
-    functions = compiled(SOURCE, *macros) if needed <= cpu_flags() and "C" not in REPLACED else None
+    functions = compiled(SOURCE, *macros) if needed <= cpu_flags() and LIBRARY not in REPLACED else None
     return Library.of(functions, dtype, quantized) if functions else None

@@ -63,6 +63,11 @@ class CudaCapture:
         return replay
 
 
+def capture_for(device: torch.device) -> Capture:
+    """Captures on a GPU; on a CPU it returns the work as it is."""
+    return CudaCapture(device) if device.type == "cuda" else lambda work: work
+
+
 class CapturedFunction:
     """A function of tensors whose calls are captured. The next call overwrites what the last one returned."""
 
