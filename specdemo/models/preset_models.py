@@ -181,7 +181,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     if device.type != "cpu":
         raise BadInput(f"The dtype {dtype_name(dtype)} is for a CPU; a GPU reads the quantized models of the hub.")
     if library_for(UNQUANTIZED, quantized=True) is None:
-        raise BadInput(f"The dtype {dtype_name(dtype)} needs gcc and a CPU with AVX2.")
+        raise BadInput(f"The dtype {dtype_name(dtype)} needs a C compiler, and a CPU with AVX2 or NEON.")
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
