@@ -79,6 +79,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "arange", arange_there)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
     monkeypatch.setattr(PreTrainedModel, "device", MPS)
     monkeypatch.setattr(LlamaForCausalLM, "forward", answer)
     monkeypatch.setattr(eager, "outputs_of", outputs)
@@ -99,7 +100,6 @@ def texts(loaded: Loaded) -> dict[tuple[str, float], list[int]]:
     return written
 
 
-@pytest.mark.slow
 def test_every_drafter_writes_what_it_writes_on_a_cpu(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     preset = full_preset(tmp_path)
     on_cpu = load(preset, "float32", "cpu", eager=True)
