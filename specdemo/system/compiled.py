@@ -25,7 +25,10 @@ from .replaced import REPLACED
 
 log = logging.getLogger(__name__)
 
-OPTIONS = ("-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd", "-fPIC", "-shared")
+OPTIONS = (
+    *("-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd", "-fPIC", "-shared"),
+    "-falign-loops=64",  # else a product for some number of rows may be 5% slower, by chance
+)
 THREADS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"  # LLVM's and Intel's OpenMP have the first, too
 SWITCH = "SPECDEMO_NATIVE"  # an environment variable; 0 turns the C libraries off
 TIMEOUT = 120  # seconds for the compiler, which takes about one

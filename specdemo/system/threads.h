@@ -14,13 +14,14 @@ void use_threads(void *GOMP_parallel, void *omp_get_thread_num, void *omp_get_nu
     run_parallel = GOMP_parallel, thread_number = omp_get_thread_num, thread_count = omp_get_num_threads;
 }
 
-/* The first of `count` items that belong to a thread. Each thread has some that follow each other, at most one more than
-   another thread. */
-INLINE long first_of(long thread, long count) {
-    const long threads = thread_count(), more = count % threads;
-    return thread * (count / threads) + min(thread, more);
+/* The first of this thread's share of `count` items, which follow each other, and where it ends. No share is more than one
+   item longer than another. */
+INLINE long first_of_share(long count, long *end) {
+    const long threads = thread_count(), thread = thread_number(), size = count / threads, longer = count % threads;
+    const long first = thread * size + min(thread, longer);
+    *end = first + size + (thread < longer);
+    return first;
 }
 
-/* for (SHARE(i, count)): over the items that belong to this thread. It does not wait for the others. */
-#define SHARE(i, count) \
-    long i = first_of(thread_number(), count), end_##i = first_of(thread_number() + 1, count); i < end_##i; i++
+/* for (SHARE(i, count)): over this thread's share. It does not wait for the others. */
+#define SHARE(i, count) long end_##i, i = first_of_share(count, &end_##i); i < end_##i; i++

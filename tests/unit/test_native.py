@@ -244,8 +244,8 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     assert len(names(fresh)) == 4
 
 
-@pytest.mark.parametrize("keep", [0, 100, 2000, 12_000])
-def test_a_damaged_library_is_built_again(fresh, tmp_path, keep):
+@pytest.mark.parametrize("share", [0, 0.01, 0.15, 0.8])
+def test_a_damaged_library_is_built_again(fresh, tmp_path, share):
     """Loading one that was cut off would end the process."""
     source = tmp_path / "small.c"
     source.write_text("int answer(void) { return 42; }\n", encoding="utf-8")
@@ -257,9 +257,8 @@ def test_a_damaged_library_is_built_again(fresh, tmp_path, keep):
     assert answer() == 42
     (file,) = fresh.iterdir()
     whole = file.read_bytes()
-    assert len(whole) > keep
     file.unlink()  # this process has it mapped
-    file.write_bytes(whole[:keep])
+    file.write_bytes(whole[: int(share * len(whole))])
     assert answer() == 42
     assert file.read_bytes() == whole
 
@@ -276,6 +275,7 @@ def runs_without(caplog) -> str:
 
 
 def test_without_a_compiler_torchs_operations_run(fresh, monkeypatch, caplog):
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(fresh))
     monkeypatch.setattr(hardware, "find_spec", lambda name: None)
     assert tells(runs_without(caplog), "no gcc slower. ziglang")
@@ -287,7 +287,7 @@ def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, ca
     compiler.parent.mkdir()
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 13 && exit 0\n{script}\n', encoding="utf-8")
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{compiler.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CC", str(compiler))
     said = runs_without(caplog)
     assert tells(said, "cannot built:")
     assert ("no AVX512 here" in said) == ("AVX512" in script)
