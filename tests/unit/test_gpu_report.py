@@ -1,4 +1,4 @@
-"""`bench gpu --report`: its children, and what becomes of those that fail. On the CPU and small."""
+"""`bench cpu`, and `bench gpu --report`: its children, and what becomes of those that fail. On the CPU and small."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from tools.bench import docs, gpu_report, gpu_vllm
+from specdemo.system import hardware
+from tools.bench import cpu_report, docs, gpu_report, gpu_vllm
 from tools.bench.__main__ import app
 from tools.bench.gpu import TINY, self_test
 from tools.bench.gpu_passes import Gpu
@@ -43,6 +44,26 @@ def test_a_report_holds_every_part_as_a_table(tmp_path: Path) -> None:
         assert rows["texts equal to the target's own", drafts]["identical"] == 12
     assert rows["pass of a shape", "tiny, T = 17, one of 10 in a row"]["ms"] > 0
     assert [what for part, what in rows if part == gpu_vllm.PART] == ["left out: vLLM is not installed"]
+    assert "\n".join(docs.measured(found)) in done.stdout
+
+
+def test_a_report_of_a_cpu_goes_on_after_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cpu_report, "SIZES", replace(TINY, tests=("tests/gpu/test_waits.py", "-m", "not gpu")))
+    monkeypatch.setattr(cpu_report, "KINDS", [("cpu", "int5"), ("cpu", "float32")])
+    path = tmp_path / "report.json"
+    done = CliRunner().invoke(app, ["cpu", "--json", str(path)])
+    assert done.exit_code == 1
+    assert "FAILED: int5 on cpu." in done.stdout
+    found = json.loads(path.read_text(), object_hook=spread)
+    rows = {(row["part"], row["what"]): row for row in found["measurements"]}
+    assert tells(rows["failed", "int5 on cpu"]["error"], "int5")
+    assert rows["tests", "pytest tests/gpu/test_waits.py -m not gpu"]["passed"] == 3
+    assert rows["memory", "copying, read and written"]["gb_per_second"] > 0
+    (compiler,) = (what for part, what in rows if part == "compiler")
+    assert str(hardware.cpu_instructions()) in compiler
+    for drafts in ("by trees", "by chains"):
+        texts = rows["texts equal to the target's own, float32 on cpu", drafts]
+        assert texts["identical"] == texts["texts"] > 0
     assert "\n".join(docs.measured(found)) in done.stdout
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
@@ -37,6 +37,9 @@ from specdemo.studies.study import DRAFTERS, KS, NEW_TOKENS, PROMPT_FILE, PROMPT
 from specdemo.system.imports import import_quickly
 
 if TYPE_CHECKING:
+    import torch
+
+    from .gpu import Gpu, Sizes
     from .tables import Columns
 
 app = typer.Typer(
@@ -326,8 +329,6 @@ def gpu(
 
     from . import gpu as bench_gpu
     from . import gpu_report
-    from .docs import measured
-    from .rows import command
 
     json_ = json_ or (REPORT_FILE if report else None)
     check_writable(json_)
@@ -340,21 +341,52 @@ def gpu(
     parts = [part.strip() for part in only.split(",") if part.strip()]
     for part in parts:
         one_of("part", part, [*bench_gpu.PARTS])
-    facts: dict[str, Any] = {"command": command(), "environment": bench_gpu.environment(chosen), "sizes": sizes.name}
-    rows: list[bench_gpu.Row] = []
 
-    def take(row: bench_gpu.Row) -> None:
-        typer.echo(bench_gpu.line(row), err=True)
+    def work(on: bench_gpu.Gpu) -> None:
+        if report and not parts:
+            tiny_too = ["--tiny"] if tiny else []
+            gpu_report.report(on, ["--report", *tiny_too, "--dtype", dtype, "--device", device])
+        else:
+            bench_gpu.measure(on, parts)
+
+    report_on(chosen, choose_dtype(dtype, chosen), sizes, work, json_, bench_gpu.NOTES)
+
+
+@app.command()
+def cpu(json_: JsonFile = Path("cpu-report.json")) -> None:
+    """Whether the engine is right on this CPU, and how fast it and Apple's GPU are: its tests, then the default preset
+    by each type of weights, whose texts are compared. It takes about ten minutes.
+    """
+    import torch
+
+    from . import cpu_report
+
+    check_writable(json_)
+    report_on(torch.device("cpu"), torch.float32, cpu_report.SIZES, cpu_report.report, json_, "All weights are real.")
+
+
+def report_on(
+    device: torch.device, dtype: torch.dtype, sizes: Sizes, work: Callable[[Gpu], None], json_: Path | None, notes: str
+) -> None:
+    """Do some work with rows that are printed and saved as they come, and print them as tables at the end.
+
+    Raises:
+        Exit: something failed.
+    """
+    from .docs import measured
+    from .gpu import Gpu, Row, environment, line
+    from .rows import command
+
+    facts: dict[str, Any] = {"command": command(), "environment": environment(device), "sizes": sizes.name}
+    rows: list[Row] = []
+
+    def take(row: Row) -> None:
+        typer.echo(line(row), err=True)
         rows.append(row)
         save_json(json_, {**facts, "measurements": rows})  # after every row, for a run that is cut off
 
-    on = bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take)
-    if report and not parts:
-        tiny_too = ["--tiny"] if tiny else []
-        gpu_report.report(on, ["--report", *tiny_too, "--dtype", dtype, "--device", device])
-    else:
-        bench_gpu.measure(on, parts)
-    typer.echo("\n".join(["", *measured({**facts, "measurements": rows}), "", bench_gpu.NOTES]))
+    work(Gpu(device, dtype, sizes, take))
+    typer.echo("\n".join(["", *measured({**facts, "measurements": rows}), "", notes]))
     if failed := [row["what"] for row in rows if "error" in row]:
         typer.echo(f"FAILED: {', '.join(failed)}.")
         raise typer.Exit(1)

@@ -212,14 +212,14 @@ def self_test(on: Gpu, loaded: Loaded) -> None:
         on.add("exact rows", "replaced", error=sentence)
 
 
-def texts(on: Gpu, loaded: Loaded) -> None:
+def texts(on: Gpu, loaded: Loaded, drafters: Sequence[str] = TEXTS_BY) -> None:
     """Texts by chains and by trees of some of the preset's drafters, compared with the target's own.
 
     One that differs counts as failed if the engine claims exact rows.
     """
     asked = some(read_prompts(PRESETS / "prompts" / on.sizes.prompts), on.sizes.each)
     same, every = Counter[str](), Counter[str]()
-    for name in able(loaded, TEXTS_BY):
+    for name in able(loaded, drafters):
         with on.trying(f"texts by {name}"):
             cases = cases_of_ours(loaded, name, [*on.sizes.ks, AUTO], [MATCH], [*on.sizes.trees, AUTO])
             found = bench(loaded, asked, [ALONE, *cases], TEMPERATURES, on.sizes.new_tokens, 1, in_turn=True)
