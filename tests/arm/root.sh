@@ -43,7 +43,7 @@ listed() { grep -hE "^($1)\b" "$source/requirements.txt" "$source/tests/requirem
 install --no-deps $(listed 'torch|accelerate')
 listed 'transformers|pydantic|typer|safetensors|gguf|filelock|numpy|scipy|psutil|tqdm' > "$folder/listed"
 listed 'pytest|hypothesis|tokenizers|llguidance' >> "$folder/listed"
-install -r "$folder/listed" sympy networkx jinja2 setuptools  # the last are torch's
+install -r "$folder/listed" httpx sympy networkx jinja2 setuptools  # torch's, but for httpx, which is gradio's
 
 # This torch is built for CUDA, of which nothing is used but the names: all functions say that there is no device.
 $triplet-nm -D --undefined-only "$packages"/torch/lib/*.so | awk '$1 == "U" && $2 ~ /^(__)?(cu|nccl|nv)/ { print $2 }' |
