@@ -42,7 +42,8 @@ DType = Annotated[
     ),
 ]
 Device = Annotated[
-    str, Option(help="The device: auto, cpu or cuda; a second one is the draft model's, as in cuda,cpu.")
+    str,
+    Option(help="The device: auto, cpu, cuda or mps (Apple's GPU); a second one is the draft model's, as in cuda,cpu."),
 ]
 AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]
 Drafter = Annotated[str | None, Option(help=DRAFTER.help)]

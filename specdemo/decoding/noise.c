@@ -15,8 +15,6 @@ static inline uint64_t mix(uint64_t x) { /* splitmix64 (Steele, Lea and Flood 20
     return x ^ (x >> 31);
 }
 
-static inline long least(long a, long b) { return a < b ? a : b; }
-
 /* tokens [rows]: the token with the least e / p of each row of probabilities [rows, size], -1 if no p is above 0 or one is
    not a number. margins [rows]: the logarithm of the second least over the least, infinite if only one token is possible.
    keys [rows] name the noise of each row. ids [size] are the tokens that the columns stand for, all of them if NULL; what
@@ -29,7 +27,7 @@ void race(const float *probs, long rows, long size, const uint64_t *keys, const 
         long winner = -1;
         int finite = 1;
         for (long begin = 0; begin < size; begin += BLOCK) {
-            const long end = least(begin + BLOCK, size);
+            const long end = begin + BLOCK < size ? begin + BLOCK : size;
             const float bound = (float)(second * 1.0001); /* rounded up: u and p below are rounded too */
             int hit = 0, bad = 0;
 #pragma omp simd reduction(| : hit, bad)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..system.hardware import compute_dtype, cpu_widens_weights
+from ..system.hardware import compute_dtype, has_fbgemm
 from .cpu.library import Library, PackedLinear, library_for
 from .quantized import Quantized, Weight
 
@@ -73,7 +73,7 @@ class Linear:
         ==========  ==================================  ====================  =================
         stored by   which weights                       needs                 as
         ==========  ==================================  ====================  =================
-        in_blocks   of any size, quantized too          gcc, AVX2 or AVX-512  blocks of columns
+        in_blocks   of any size, quantized too          a C compiler          blocks of columns
         in_halves   large, widened, in float16's range  FBGEMM                packed float16
         by_onednn   large                               oneDNN                packed
         in_columns  small, float32, wide                nothing               columns
@@ -98,7 +98,7 @@ class Linear:
             return cls.in_blocks(library, [weight.detach()], bias, parts)
         computed = compute_dtype(weight.dtype, weight.device)
         large = on_cpu and weight.numel() >= LEAST_PACKED.get(computed, math.inf)
-        if large and is_widened(weight) and cpu_widens_weights() and weight.half().isfinite().all():
+        if large and is_widened(weight) and has_fbgemm() and weight.half().isfinite().all():
             return cls.in_halves(weight, bias)
         weight = upcast(weight)
         if large and can_pack(weight.dtype):

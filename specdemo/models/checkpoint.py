@@ -28,8 +28,9 @@ class Checkpoint:
     are used. Of a GGUF file that is not fetched or not converted there is the `header`, and no tokenizer.
 
     `eos` are the tokens that end a text, from the model's files. `dtype` is the type of the weights in memory, `size`
-    their bytes where these are known, and `device` the one that was asked for. `skip_layers` is how many of its first
-    layers may draft. `download` is in bytes, None if unknown.
+    their bytes where these are known, and `device` the one that was asked for. Where a Mac's was chosen, the sentence
+    `choice` of the target says why. `skip_layers` is how many of its first layers may draft. `download` is in bytes,
+    None if unknown.
     """
 
     source: object  # a `Source`
@@ -45,6 +46,7 @@ class Checkpoint:
     eos: int | list[int] | None = None
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")  # noqa: RUF009
+    choice: str | None = None
     size: int | None = None
     skip_layers: int = 0
     download: int | None = 0

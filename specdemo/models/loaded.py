@@ -207,8 +207,9 @@ def load(
     Args:
         dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's choice or the best for the device. On
             a CPU float16 is for the weights only, see `hardware.compute_dtype`.
-        device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one. A second one after a comma is
-            that of the draft model, as in "cuda,cpu".
+        device: "cpu", "cuda" or "cuda:1"; None or "auto" takes CUDA if it is there, and on a Mac the faster
+            of "cpu" and "mps", see `choose_on_mac`. A second one after a comma is that of the draft model, as in
+            "cuda,cpu".
         progress: called with the stage in words, and how much of it is done if known.
         eager: run the models by transformers' own forward.
         instead_of: a loaded preset that is not needed any more. If memory has no room for both, it is released, after
@@ -240,6 +241,8 @@ def _load(
     preset: Preset, dtype: str | None, device: str | None, progress: Progress, eager: bool, instead_of: Loaded | None
 ) -> Loaded:
     models = find_models(preset, dtype, device, progress, eager)
+    if models[0].choice:
+        progress(None, models[0].choice)
     heads, missing_heads = fetch_heads(preset, models[0], progress)
     where = plan(models, None if instead_of is None else instead_of.held)
     files = [fetch_weights(found, progress) for found in models]

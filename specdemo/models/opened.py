@@ -222,7 +222,7 @@ def open_checkpoint(
     again = _as_long_as_held(partial(open_model, checkpoint, device, ignore, max_memory))
     laying_out = "capturing the passes" if device.type == "cuda" else "laying out the weights"
     with wrap_load_errors(checkpoint.source):
-        ours = not eager and not max_memory
+        ours = not eager and not max_memory and device.type != "mps"
         if ours and knows(checkpoint.config):
             try_engine(checkpoint.config, checkpoint.dtype, device)
         weights = read_weights(checkpoint, files, device) if ours else None

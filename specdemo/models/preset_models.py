@@ -26,6 +26,7 @@ from ..system.hardware import (
     dtype_name,
 )
 from . import chat
+from .apple import APPLE_GPU, choose_on_mac
 from .checkpoint import Checkpoint, fetch_weights, stored_size
 from .configuration import check_rolls_back, check_sizes, check_together, described, embedding_rows
 from .errors import wrap_load_errors
@@ -56,8 +57,14 @@ def find_models(
     Raises:
         LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
-    chosen_device, draft_device = choose_devices(device)
     name = preset.dtype if dtype in (None, "auto") else dtype
+    if device in (None, "auto") and name not in QUANTIZED and torch.backends.mps.is_available():
+        models = find_models(preset, dtype, "cpu", progress, eager, fetch)
+        faster, choice = choose_on_mac(models[0], name)
+        if faster == APPLE_GPU:
+            models = find_models(preset, dtype, "mps", progress, eager, fetch)
+        return [replace(models[0], choice=choice), *models[1:]]
+    chosen_device, draft_device = choose_devices(device)
     chosen = choose_dtype(name, chosen_device)
     if eager or chosen_device.type == "mps":  # transformers cannot multiply by weights of a smaller type
         chosen = compute_dtype(chosen, chosen_device)
@@ -181,7 +188,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     if device.type != "cpu":
         raise BadInput(f"The dtype {dtype_name(dtype)} is for a CPU; a GPU reads the quantized models of the hub.")
     if library_for(UNQUANTIZED, quantized=True) is None:
-        raise BadInput(f"The dtype {dtype_name(dtype)} needs gcc and a CPU with AVX2.")
+        raise BadInput(f"The dtype {dtype_name(dtype)} needs a C compiler, and a CPU with AVX2 or NEON.")
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:

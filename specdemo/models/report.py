@@ -64,6 +64,8 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     for found, name, weight_bytes, cache_bytes in zip(models, names, weights, caches, strict=True):
         engine = "eager" if found is models[0] and on_disk is not None else found.engine
         yield _sentence(found, name, weight_bytes, cache_bytes, engine)
+    if models[0].choice:
+        yield models[0].choice
     if len(models) > 1:
         yield f"{BY_TEXT} {unlike}" if unlike else "The tokenizers match."
     yield from (sentence for _, _, sentence in heads)

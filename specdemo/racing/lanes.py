@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ..decoding.acceptance import parents_of
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..tokens import DraftedToken, Token
-from .probabilities import probabilities_of
 from .trace import Entry
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]
             text = by_name[name].text
             read = text.read(event)
             if isinstance(read, Round) and read.distributions:
+                from .probabilities import probabilities_of  # late: it imports torch, which a replay does without
+
                 yield Entry(name, replace(read, distributions=None), probabilities_of(read, text.name))
             else:
                 yield Entry(name, read)

@@ -39,6 +39,8 @@ Timestamp: TypeAlias = "float | torch.cuda.Event"
 
 def timestamp(device: torch.device) -> Timestamp:
     """The current time of a device. That of a GPU is when it has finished all work launched so far."""
+    if device.type == "mps":
+        torch.mps.synchronize()
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -16,6 +21,11 @@ from ..errors import BadInput
 from ..settings import check_dtype_name
 from .cpu_level import SWITCH, level
 
+INSTRUCTIONS = {  # for vectors: what a CPU needs for each, as torch names it. C has a header for each.
+    "avx512": ("avx512_f", "avx512_bw"),
+    "avx2": ("avx2", "fma3", "f16c"),
+    "neon": ("neon",),
+}
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
 CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how much of that is cached files
     ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
@@ -112,15 +122,17 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has instructions for bfloat16 products. Without them bfloat16 is slower than float32."""
-    return _has("amx_bf16") or _has("avx512_bf16")
+    of_arm = cpu_has("bf16") and c_compiler() is not None  # for `native.c`: torch's own products were not measured
+    return cpu_has("amx_bf16") or cpu_has("avx512_bf16") or of_arm
 
 
 def cpu_widens_weights() -> bool:
-    """Whether products with float32 inputs can widen 16-bit weights: by `native.c`, or in torch by FBGEMM.
+    """Whether products with float32 inputs can widen 16-bit weights: by `native.c`, or in torch by FBGEMM."""
+    return has_fbgemm() or (cpu_instructions() == "neon" and c_compiler() is not None)
 
-    Measured on x86 CPUs only.
-    """
-    return quantized_engine() in ("x86", "fbgemm") and _has("avx2")
+
+def has_fbgemm() -> bool:
+    return quantized_engine() in ("x86", "fbgemm") and cpu_has("avx2")
 
 
 def cpu_attends_alike() -> bool:
@@ -128,17 +140,42 @@ def cpu_attends_alike() -> bool:
 
     It does not on Intel's CPUs since Sapphire Rapids where a virtual machine hides their AMX.
     """
-    return _has("amx_bf16") or not _has("avx512_fp16")
+    return cpu_has("amx_bf16") or not cpu_has("avx512_fp16")
 
 
-def _has(feature: str) -> bool:
+def cpu_has(feature: str) -> bool:
+    """Whether the CPU has a feature, by torch's name for it."""
     return bool(_capabilities().get(feature)) and not feature.startswith(level().hidden)
+
+
+def cpu_features() -> list[str]:
+    """All that torch knows of and `cpu_has`."""
+    return sorted(filter(cpu_has, _capabilities()))
+
+
+def cpu_instructions() -> str | None:
+    """The best of `INSTRUCTIONS` that this CPU has."""
+    return next((name for name, needed in INSTRUCTIONS.items() if all(map(cpu_has, needed))), None)
 
 
 @cache
 def _capabilities() -> Mapping[str, bool]:
     """Torch takes a few microseconds to tell them, and every pass asks."""
     return torch.cpu.get_capabilities()
+
+
+@cache
+def c_compiler() -> tuple[str, ...] | None:
+    """The command that the environment variable CC names; else gcc, clang, or the compiler of the package `ziglang`."""
+    if named := shlex.split(os.environ.get("CC", "")):
+        return tuple(named)
+    found = shutil.which("gcc") or shutil.which("clang")
+    if found and platform.system() == "Darwin":  # without its developer tools a Mac has only files of these names
+        missing = subprocess.run(["xcode-select", "--print-path"], capture_output=True, check=False).returncode
+        found = None if missing else found
+    if found:
+        return (found,)
+    return (sys.executable, "-m", "ziglang", "cc") if find_spec("ziglang") else None
 
 
 def attends_in_groups(dtype: torch.dtype, device: torch.device, masked: bool) -> bool:
@@ -184,12 +221,6 @@ def cpu_model() -> str | None:
     info = _cpu_info(CPU_INFO)
     numbers = [f"{name} {info[name]}" for name in ("cpu family", "model", "stepping") if name in info]
     return ", ".join(numbers) or None
-
-
-def cpu_flags() -> frozenset[str]:
-    """The CPU's features as the Linux kernel names them; empty if they cannot be read."""
-    hidden = level().hidden
-    return frozenset(flag for flag in _cpu_info(CPU_INFO).get("flags", "").split() if not flag.startswith(hidden))
 
 
 @cache

@@ -97,7 +97,7 @@ def cpu_engine(dtype: torch.dtype) -> str:
 def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | None = None) -> NativeRunner:
     """A runner by the library of `native.c`; skips the test where that cannot be had."""
     if library_for(dtype or model.dtype) is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+        pytest.skip("no C library here")
     return NativeRunner(NativeModel(FusedModel.of(model, dtype)), capacity)
 
 

@@ -230,7 +230,7 @@ def choose_engine(engine: str, patch: pytest.MonkeyPatch, dtype: torch.dtype = t
     "graph" is as on a GPU whose captured passes are recorded calls of torch's operations.
     """
     if engine == "native" and library_for(unquantized(dtype)) is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+        pytest.skip("no C library here")
     if engine in ("fused", "graph"):
         for module in (choose, linear, weights):
             patch.setattr(module, "library_for", lambda dtype: None)

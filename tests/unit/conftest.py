@@ -28,7 +28,7 @@ from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.servers.llamacpp_process import started
 from specdemo.system import cpu_level
-from specdemo.system.hardware import UNQUANTIZED, cpu_flags
+from specdemo.system.hardware import INSTRUCTIONS, UNQUANTIZED, cpu_has
 from tests.harness.classes import Loaded
 from tests.harness.doubles import PROMPT, random_table
 from tests.harness.files import full_preset, make_tokenizer
@@ -69,12 +69,12 @@ def run_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     where this CPU is older, or has no C library."""
 
     def run_as(level: str) -> None:
-        if not {"avx2": {"avx2", "fma"}, "avx512": {"avx512f"}}[level] <= cpu_flags():
+        if not all(map(cpu_has, INSTRUCTIONS[level])):
             pytest.skip("this CPU lacks more")
         monkeypatch.setenv(cpu_level.SWITCH, level)
         library_for.cache_clear()
         if library_for(torch.bfloat16) is None:
-            pytest.skip("no gcc")
+            pytest.skip("no C compiler")
 
     yield run_as
     library_for.cache_clear()

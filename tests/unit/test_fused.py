@@ -22,7 +22,7 @@ from specdemo.engines.linear import Linear, Norm
 from specdemo.engines.ropes import Rope
 from specdemo.engines.runner import Pass
 from specdemo.system import cpu_level, hardware
-from specdemo.system.hardware import choose_dtype, cpu_attends_alike, cpu_multiplies_bf16, cpu_widens_weights
+from specdemo.system.hardware import choose_dtype, cpu_attends_alike, cpu_multiplies_bf16, has_fbgemm
 from tests.harness.classes import FusedModel
 from tests.harness.engines import tiny_model
 from tests.harness.models import rounded, run_by
@@ -30,7 +30,7 @@ from tests.harness.models import rounded, run_by
 
 @pytest.fixture(autouse=True)
 def without_library(monkeypatch):
-    """As on a machine without gcc."""
+    """As on a machine without a compiler."""
     monkeypatch.setattr(linear, "library_for", lambda dtype: None)
 
 
@@ -50,9 +50,9 @@ def test_weights_that_are_widened_are_rounded_once_and_everything_else_is_float3
     architecture, by_fbgemm, dtype, monkeypatch
 ):
     monkeypatch.setenv(cpu_level.SWITCH, "avx2")
-    if by_fbgemm and not cpu_widens_weights():
+    if by_fbgemm and not has_fbgemm():
         pytest.skip("torch has no such products here")
-    monkeypatch.setattr(linear, "cpu_widens_weights", lambda: by_fbgemm)
+    monkeypatch.setattr(linear, "has_fbgemm", lambda: by_fbgemm)
     monkeypatch.setitem(linear.LEAST_PACKED, torch.float32, 0)  # these models are small
     model = tiny_model(architecture)
     fused, plain = both(model, monkeypatch, dtype)
@@ -89,7 +89,7 @@ def test_a_machine_of_many_cores_lays_out_no_more_layers_at_a_time(dtype, at_onc
     assert most == at_once
 
 
-@pytest.mark.skipif(not cpu_widens_weights(), reason="torch has no such products here")
+@pytest.mark.skipif(not has_fbgemm(), reason="torch has no such products here")
 @pytest.mark.parametrize(("shape", "packed"), [((512, 512), True), ((511, 512), False)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_float16_products_of_every_length(shape, packed, biased):
@@ -129,10 +129,11 @@ def test_products_of_bfloat16_are_packed_where_onednn_can(packable, monkeypatch)
 
 @pytest.fixture
 def without_onednn(monkeypatch):
-    """As on a Mac, whose torch has neither oneDNN nor any of its operators, nor FBGEMM; the CPU has no bfloat16."""
+    """As on a Mac without a compiler, whose torch has neither oneDNN nor any of its operators, nor FBGEMM."""
+    monkeypatch.setattr(hardware, "c_compiler", lambda: None)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    monkeypatch.setattr(hardware, "_capabilities", lambda: {"neon": True})
+    monkeypatch.setattr(hardware, "_capabilities", lambda: {"neon": True, "bf16": True})
     monkeypatch.setattr(hardware, "quantized_engine", lambda: "qnnpack")
 
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "stored"])
 def gemma(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     if library_for(torch.bfloat16) is None:
-        pytest.skip("no gcc, or a CPU without AVX2")
+        pytest.skip("no C library here")
     presets, broken = load_presets(PRESETS)
     assert not broken
     loaded = load(presets["gemma-3-270m"], request.param, "cpu")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,7 +229,8 @@ def test_dtype_follows_the_cpu() -> None:
         ({"avx2": True}, "fbgemm", torch.bfloat16),
         ({"avx2": True}, "qnnpack", torch.float32),
         ({"avx2": False}, "x86", torch.float32),
-        ({"neon": True}, "qnnpack", torch.float32),
+        ({"neon": True}, "qnnpack", torch.bfloat16),
+        ({"neon": True, "bf16": True}, "qnnpack", torch.bfloat16),
         ({}, "none", torch.float32),
     ],
 )
@@ -238,7 +240,72 @@ def test_the_dtype_of_other_cpus(
     """Never float16, which is no faster than bfloat16 on a CPU and lacks its range."""
     monkeypatch.setattr(hardware, "_capabilities", lambda: capabilities)
     monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
+    monkeypatch.setattr(hardware, "c_compiler", lambda: ("cc",))
     assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
+    if "neon" in capabilities:  # torch's own products of 16 bits were not measured there
+        monkeypatch.setattr(hardware, "c_compiler", lambda: None)
+        assert hardware.choose_dtype("auto", torch.device("cpu")) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"avx2", "fma3", "f16c", "avx512_f", "avx512_bw"}, "avx512"),
+        ({"avx2", "fma3", "f16c", "avx512_f"}, "avx2"),
+        ({"avx2", "fma3"}, None),
+        ({"neon"}, "neon"),
+        (set(), None),
+    ],
+)
+def test_the_best_instructions_of_a_cpu(
+    capabilities: set[str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(hardware, "_capabilities", lambda: dict.fromkeys(capabilities, True))
+    assert hardware.cpu_instructions() == expected
+    assert hardware.cpu_features() == sorted(capabilities)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The only folder of programs, empty, and no package that is a compiler."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(hardware, "find_spec", lambda name: None)
+    hardware.c_compiler.cache_clear()
+    yield tmp_path
+    hardware.c_compiler.cache_clear()
+
+
+def program(folder: Path, name: str, status: int = 0) -> str:
+    (folder / name).write_text(f"#!/bin/sh\nexit {status}\n")
+    (folder / name).chmod(0o755)
+    hardware.c_compiler.cache_clear()
+    return str(folder / name)
+
+
+def test_the_compiler_is_the_first_that_there_is(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hardware.c_compiler() is None
+    monkeypatch.setattr(hardware, "find_spec", lambda name: name == "ziglang" or None)
+    hardware.c_compiler.cache_clear()
+    assert hardware.c_compiler() == (sys.executable, "-m", "ziglang", "cc")
+    for name in ("clang", "gcc"):
+        path = program(programs, name)
+        assert hardware.c_compiler() == (path,)
+    monkeypatch.setenv("CC", "aarch64-gcc --sysroot='a b'")
+    hardware.c_compiler.cache_clear()
+    assert hardware.c_compiler() == ("aarch64-gcc", "--sysroot=a b")
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_mac_has_a_compiler_only_with_its_developer_tools(
+    status: int, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them its gcc asks the person to install them."""
+    monkeypatch.setattr(hardware.platform, "system", lambda: "Darwin")
+    program(programs, "xcode-select", status)
+    path = program(programs, "gcc")
+    assert hardware.c_compiler() == (None if status else (path,))
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def by_library_alone(drafter: HeadDrafter) -> bool:
     return {type(step.multiply) for step in [*steps, output] if isinstance(step, Linear)} == {PackedLinear}
 
 
-@pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU that the library is not for")
+@pytest.mark.skipif(library_for(torch.float32) is None, reason="no C library here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a text that is longer than the window, in rounds in which all, some or none were accepted."""
@@ -181,7 +181,7 @@ def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypa
     torch.testing.assert_close(torch.stack(seen[0]), torch.stack(seen[1]), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU that the library is not for")
+@pytest.mark.skipif(library_for(torch.float32) is None, reason="no C library here")
 @pytest.mark.parametrize("kind", ["eagle", "block"])
 def test_the_weights_of_a_decoder_layer_are_packed_once(kind: str) -> None:
     """The library reads those that torch's operations read."""

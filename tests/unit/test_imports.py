@@ -77,6 +77,7 @@ if system == "Darwin":
 import specdemo
 from specdemo.system import hardware
 hardware.CPU_INFO = hardware.CGROUP = Path("/nowhere")
+hardware.find_spec = lambda name: None
 if system == "Darwin":
     hardware.quantized_engine = lambda: "qnnpack"
 failed = []
@@ -88,9 +89,10 @@ for module in pkgutil.walk_packages(specdemo.__path__, "specdemo."):
             failed.append((module.name, repr(error)))
 assert not failed, failed
 from specdemo.decoding.batch import decode
-from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.loop import Decoding
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.engines.choose import runner_maker
+from specdemo.racing.race import rule_for
 from specdemo.settings import Settings
 dtype = hardware.choose_dtype("auto", hardware.choose_device("auto"))
 sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
@@ -118,7 +120,7 @@ SYSTEMS = {  # what `platform.system` and `sys.platform` say, modules of Python 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_everything_is_imported_and_a_model_runs_on_another_system(system: str) -> None:
     """By fakes, in a process of its own: what Python says of the system, what it lacks there (modules, Triton, huge
-    pages, `sched_getaffinity`), no gcc on the path, no files of Linux that tell of the CPU; and for the Mac what a
+    pages, `sched_getaffinity`), no compiler, no files of Linux that tell of the CPU; and for the Mac what a
     torch without oneDNN and FBGEMM says and has. The libraries that are imported, and paths, remain Linux's."""
     name, short, missing, dtypes = SYSTEMS[system]
     command = [sys.executable, "-c", ELSEWHERE, name, short, *missing]

@@ -29,7 +29,7 @@ PLACES = 3  # of the published head
 def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelToy:
     """A target with a random head in Medusa's format."""
     if request.param == "C" and library_for(torch.float32) is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+        pytest.skip("no C library here")
     folder = write(tmp_path_factory.mktemp("medusa"), *published.medusa(MODEL_VOCAB))
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "C":

@@ -46,7 +46,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "by torch":
         monkeypatch.setattr(sampling, "library", lambda: None)
     elif sampling.library() is None:
-        pytest.skip("no gcc")
+        pytest.skip("no C library here")
 
 
 def refused(events: Iterator[Event], who: str) -> None:
@@ -169,7 +169,7 @@ def test_a_head_of_a_real_model_that_overflows_is_refused(
     if not by_library:
         monkeypatch.setattr(linear, "library_for", lambda dtype: None)
     elif library_for(torch.float32) is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+        pytest.skip("no C library here")
     toy = ModelToy(model=tiny_model("llama"))
     ready, heads = toy.heads[kind], untrained_heads(61, 32, 3, heads=4, draft_vocab=41)
     with torch.no_grad():

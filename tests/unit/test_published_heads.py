@@ -153,7 +153,7 @@ def test_a_head_drafts_what_its_format_says(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine == "C" and library_for(torch.float32) is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+        pytest.skip("no C library here")
     if engine != "C":
         monkeypatch.setattr("specdemo.engines.linear.library_for", lambda dtype: None)
     config, tensors, kind, expected = made(name)

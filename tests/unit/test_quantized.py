@@ -45,7 +45,7 @@ from tests.harness.toys import untrained_heads
 from ..sentences import refuses
 
 LIBRARY = library_for(UNQUANTIZED, quantized=True)
-pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no gcc, or a CPU without AVX2")
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no C library here")
 
 OUTER, INNER = 200, 512  # not whole blocks of columns
 NEW_TOKENS = 24
@@ -328,7 +328,7 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(
     with refuses(BadInput, "gpt2 int8"):
         load(preset_of(folder), "int8", "cpu")
     monkeypatch.setattr(preset_models, "library_for", lambda dtype, quantized: None)
-    with refuses(BadInput, "stored AVX2."):
+    with refuses(BadInput, "stored AVX2 NEON."):
         load(preset_of(folder), "stored", "cpu")
     with refuses(BadInput, "int4"):
         preset_models.check_dtype(torch.quint4x2, torch.device("cuda"))

@@ -42,7 +42,7 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param == "by torch":
             patch.setattr(sampling, "library", lambda: None)
         elif sampling.library() is None:
-            pytest.skip("no gcc")
+            pytest.skip("no C library here")
         yield
 
 

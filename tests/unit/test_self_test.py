@@ -205,7 +205,7 @@ def broken_library(old: str, new: str, folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(trial, "tried", lambda *_: {})  # no child sees this fault
     library.library_for.cache_clear()
     if library.library_for(torch.float32) is None:
-        pytest.skip("no gcc")
+        pytest.skip("no C library here")
 
 
 def test_a_wrong_product_in_c_is_replaced_and_the_text_stays_the_targets(

@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...system.compiled import compiled
-from ...system.hardware import compute_dtype, cpu_flags
+from ...system.hardware import compute_dtype, cpu_has
 from ...system.replaced import LIBRARY, REPLACED
 from ..quantized import Quantized, Weight
 from .huge_pages import WEIGHTS
 
 SOURCE = Path(__file__).with_name("native.c")
-KINDS = {  # by the types of weights and inputs: the C macro, and the CPU flags it needs
-    (torch.bfloat16, torch.bfloat16): ("BFLOAT16", {"avx512f", "avx512_bf16"}),
-    (torch.bfloat16, torch.float32): ("WIDENED", {"avx2", "fma"}),
-    (torch.float16, torch.float32): ("FLOAT16", {"avx2", "fma", "f16c"}),
-    (torch.float32, torch.float32): ("FLOAT32", {"avx2", "fma"}),
+KINDS = {  # by the types of weights and inputs: the C macro
+    (torch.bfloat16, torch.bfloat16): "BFLOAT16",
+    (torch.bfloat16, torch.float32): "WIDENED",
+    (torch.float16, torch.float32): "FLOAT16",
+    (torch.float32, torch.float32): "FLOAT32",
 }
 
 # The structures of `native.c`, which describes them.
@@ -232,7 +232,8 @@ def address_of_rows(x: Tensor, dtype: torch.dtype, size: int) -> int:
 def library_for(dtype: torch.dtype, quantized: bool = False) -> Library | None:
     """The library for weights of this type, or also for quantized ones; None if this CPU or compiler cannot have it."""
     computed = compute_dtype(dtype, torch.device("cpu"))
-    kind, needed = KINDS.get((dtype, computed), ("", {"a type that it knows"}))
-    macros = [f"-D{kind}", *(["-DQUANTIZED"] if quantized else [])]
-    functions = compiled(SOURCE, *macros) if needed <= cpu_flags() and LIBRARY not in REPLACED else None
+    kind = KINDS.get((dtype, computed))
+    if kind is None or LIBRARY in REPLACED or (kind == "BFLOAT16" and not (cpu_has("avx512_bf16") or cpu_has("bf16"))):
+        return None
+    functions = compiled(SOURCE, f"-D{kind}", *(["-DQUANTIZED"] if quantized else []))
     return Library.of(functions, dtype, quantized) if functions else None

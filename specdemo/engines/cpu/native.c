@@ -72,18 +72,18 @@ typedef struct { long base; const uint64_t *ancestors; } Tree;
 typedef struct { const Cache *cache; long start, count; const Tree *tree; } Sequence;
 typedef struct { const Sequence *of; long t; } Row; /* row t of a sequence */
 
-/* Wait until all threads of the region are here. OpenMP's own barrier keeps the cores while it waits: on two cores that
+/* Wait until all threads are here. OpenMP's own barrier keeps the cores while it waits: on two cores that
    two other programs want too, a pass took a second instead of 35 ms. */
 typedef struct { atomic_int here, turn; } Barrier;
 
 static void barrier(Barrier *b) {
     const int turn = atomic_load_explicit(&b->turn, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&b->here, 1, memory_order_acq_rel) == omp_get_num_threads() - 1) {
+    if (atomic_fetch_add_explicit(&b->here, 1, memory_order_acq_rel) == thread_count() - 1) {
         atomic_store_explicit(&b->here, 0, memory_order_relaxed);
         atomic_store_explicit(&b->turn, turn + 1, memory_order_release);
     } else
         for (int spins = 0; atomic_load_explicit(&b->turn, memory_order_acquire) == turn; spins++)
-            spins < SPINS ? _mm_pause() : (void)sched_yield();
+            spins < SPINS ? pause_thread() : (void)sched_yield();
 }
 
 /* The index of number i of column c in a block [., COLUMNS, STEP]. */
@@ -137,8 +137,7 @@ INLINE void norm_row(const Norm *n, const float *x, long size, void *out, const 
 /* The same for the rows of x [count, size], which stay as they are where there is no norm; the rows of `out` are `stride`
    apart. */
 static void norm_rows(const Norm *n, const float *x, long count, long size, act_t *out, long stride) {
-#pragma omp for schedule(static) nowait
-    for (long row = 0; row < count; row++)
+    for (SHARE(row, count))
         if (n->weight) norm_row(n, x + row * size, size, out + row * stride, WRITE_ACT);
         else
             for (long i = 0; i < size; i++) out[row * stride + i] = to_act(x[row * size + i]);
@@ -153,8 +152,7 @@ INLINE void add_row(const Norm *n, float *added, float scale, long size, float *
 
 /* The same for the rows of `added` [count, size]. Each thread gets the rows that `norm_rows` gives it. */
 static void add_rows(const Norm *n, float *added, float scale, long count, long size, float *x) {
-#pragma omp for schedule(static) nowait
-    for (long row = 0; row < count; row++) add_row(n, added + row * size, scale, size, x + row * size);
+    for (SHARE(row, count)) add_row(n, added + row * size, scale, size, x + row * size);
 }
 
 /* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into a slot of the cache.
@@ -192,38 +190,57 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
     }
 }
 
+#include "experts.h"
+
+/* A pass of `depth` layers over the rows x [count, hidden], and its buffers. */
+typedef struct {
+    const Model *m;
+    int depth, kv_only;
+    float *const *outputs;
+    const float *second_input;
+    long count, stride; /* no cache has more than `stride` slots */
+    float *x, *all;     /* all: gates, all heads, or sums of each row */
+    Row *rows;
+    act_t *q;                                    /* [count, heads, width] */
+    Inputs normed, attended, activated, sorted;  /* of the products; sorted: of the experts, by their slots */
+    Routing routing;
+    long read;                         /* experts */
+    char *own;                         /* own_size bytes of each thread: */
+    long own_size, scratch_size;       /* scratch [scratch_size], scores and exps [ROWS, stride] */
+    Barrier barrier;
+} Pass;
+
 /* Wait for the others, who write x too, and encode it if a part of the product is quantized. */
 static void complete(const Linear *p, const Inputs *in, long count, Barrier *b) {
     barrier(b);
     if (p->encoded) encode(in, count, p->inner), barrier(b);
 }
 
-/* all [count, parts of qkv, width] = queries, keys and values, the first two normed over all heads of a token. */
-static void norm_all_heads(const Model *m, const Layer *layer, const Inputs *inputs, long count, float *all, Barrier *b) {
-    const long queries = m->heads * m->width, keys = m->kv_heads * m->width;
-    multiply(&layer->qkv, inputs, count, all, WRITE), barrier(b);
-#pragma omp for schedule(static) nowait
-    for (long row = 0; row < count; row++) {
-        float *one = all + row * (queries + 2 * keys);
+/* All heads of the rows [count, parts of qkv, width], those of queries and keys normed over all heads of a token. */
+static void norm_all_heads(Pass *p, const Layer *layer) {
+    const long queries = p->m->heads * p->m->width, keys = p->m->kv_heads * p->m->width;
+    multiply(&layer->qkv, &p->normed, p->count, p->all, WRITE), barrier(&p->barrier);
+    for (SHARE(row, p->count)) {
+        float *one = p->all + row * (queries + 2 * keys);
         norm_row(&layer->q_norm, one, queries, one, WRITE);
         norm_row(&layer->k_norm, one + queries, keys, one + queries, WRITE);
     }
-    barrier(b);
+    barrier(&p->barrier);
 }
 
-/* Compute q [count, heads, width] of the rows, and write their keys and values into the caches.
-   `scratch` [count, width] belongs to this thread. If `all` is not NULL, it is what `norm_all_heads` computed. */
-static void write_kv(const Model *m, const Layer *layer, int index, const Row *rows, const Inputs *inputs, long count,
-                     float *scratch, float *all, act_t *q) {
-    const long width = m->width, stride = all ? layer->qkv.parts * width : width;
-#pragma omp for schedule(static) nowait
-    for (long head = 0; head < layer->qkv.parts; head++) {
-        float *heads = all ? all + head * width : scratch;
-        for (long column = 0; column < width && !all; column += COLUMNS)
-            multiply_block(&layer->qkv, head, column, inputs, count, scratch + column, width, WRITE);
-        for (long row = 0; row < count; row++)
-            store_head(m, layer, index, rows[row].of->cache, position_of(rows[row]), rows[row].of->start + rows[row].t,
-                       head, heads + row * stride, q + (row * m->heads + head) * width);
+/* Compute the queries of the rows, and write their keys and values into the caches. */
+static void write_kv(const Pass *p, const Layer *layer, int index, float *scratch) {
+    const Model *m = p->m;
+    const long width = m->width, stride = m->all_heads ? layer->qkv.parts * width : width;
+    for (SHARE(head, layer->qkv.parts)) {
+        float *heads = m->all_heads ? p->all + head * width : scratch;
+        for (long column = 0; column < width && !m->all_heads; column += COLUMNS)
+            multiply_block(&layer->qkv, head, column, &p->normed, p->count, scratch + column, width, WRITE);
+        for (long i = 0; i < p->count; i++) {
+            const Row row = p->rows[i];
+            store_head(m, layer, index, row.of->cache, position_of(row), row.of->start + row.t, head, heads + i * stride,
+                       p->q + (i * m->heads + head) * width);
+        }
     }
 }
 
@@ -261,61 +278,60 @@ static void gather(const act_t *values, long begin, long base, long end, const l
                 position < end ? values[at(position < base ? position : base + path[position - base], c)] : 0;
 }
 
-/* out [count, heads * width] = attention of the queries of the rows to all tokens that they see.
-   `scores` and `exps` [ROWS, stride] belong to this thread, and no cache has more than `stride` slots. The scores and
-   values of a tree's row are brought into the order of their positions, so that its sums are those of the chain that
-   leads to it. */
-static void attend(const Model *m, int index, const Row *rows, const act_t *q, long count, long stride, float *scores,
-                   act_t *exps, act_t *out) {
-    const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads;
-#pragma omp for schedule(static) collapse(2) nowait
-    for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
-        for (long row = 0; row < count; row++)
-            for (long head = 0; head < group; head += ROWS) { /* of the query heads that share the key head */
-                const Sequence *s = rows[row].of;
-                const Cache *cache = s->cache;
-                const Tree *tree = s->tree;
-                const long t = rows[row].t, start = s->start;
-                const long queries = min(ROWS, group - head), slots = start + (m->bidirectional ? s->count : t + 1);
-                const long end = tree ? position_of(rows[row]) + 1 : slots;
-                const long window = m->layers[index].window, behind = (m->bidirectional ? start : end) - window;
-                const long from = window && behind > 0 ? behind : 0;
-                const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
-                const long begin = from / COLUMNS * COLUMNS, blocks = round_up(end - begin, COLUMNS) / COLUMNS;
-                const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
-                const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
-                const long first = (row * m->heads + kv_head * group + head) * width;
-                /* From here on values are gathered: those of a path, or the last one of an odd number, which would else be
-                   added up with the next token's times zero, and that need not be finite. */
-                const long base = tree ? tree->base : end, branch = max(base / STEP * STEP, even_from);
-                long path[MOST_ROWS], length = 0;
-                float sums[ROWS * COLUMNS], total[ROWS];
-                act_t gathered[(MOST_ROWS + STEP) * COLUMNS];
-                for (long key = begin; key < slots; key += COLUMNS) {
-                    sum_up(queries, 0, 0, 0, keys + key * width, q + first, width, width, sums);
-                    for (long r = 0; r < queries; r++)
-                        memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
-                }
-                for (uint64_t left = tree ? tree->ancestors[t] : 0; left; left &= left - 1, length++) {
-                    path[length] = __builtin_ctzll(left); /* rises, so no score is overwritten before it has moved */
-                    for (long r = 0; r < queries; r++)
-                        scores[r * stride + tree->base + length] = scores[r * stride + tree->base + path[length]];
+/* attended [count, heads * width] = attention of the queries of the rows to all tokens that they see. The scores and values
+   of a tree's row are brought into the order of their positions, so that its sums are those of the chain that leads to
+   it. */
+static void attend(const Pass *p, int index, float *scores, act_t *exps) {
+    const Model *m = p->m;
+    const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads, stride = p->stride;
+    for (SHARE(i, m->kv_heads * p->count)) {
+        const long kv_head = i / p->count, row = i % p->count;
+        for (long head = 0; head < group; head += ROWS) { /* of the query heads that share the key head */
+            const Sequence *s = p->rows[row].of;
+            const Cache *cache = s->cache;
+            const Tree *tree = s->tree;
+            const long t = p->rows[row].t, start = s->start;
+            const long queries = min(ROWS, group - head), slots = start + (m->bidirectional ? s->count : t + 1);
+            const long end = tree ? position_of(p->rows[row]) + 1 : slots;
+            const long window = m->layers[index].window, behind = (m->bidirectional ? start : end) - window;
+            const long from = window && behind > 0 ? behind : 0;
+            const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
+            const long begin = from / COLUMNS * COLUMNS, blocks = round_up(end - begin, COLUMNS) / COLUMNS;
+            const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
+            const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
+            const long first = (row * m->heads + kv_head * group + head) * width;
+            /* From here on values are gathered: those of a path, or the last one of an odd number, which would else be
+               added up with the next token's times zero, and that need not be finite. */
+            const long base = tree ? tree->base : end, branch = max(base / STEP * STEP, even_from);
+            long path[MOST_ROWS], length = 0;
+            float sums[ROWS * COLUMNS], total[ROWS];
+            act_t gathered[(MOST_ROWS + STEP) * COLUMNS];
+            for (long key = begin; key < slots; key += COLUMNS) {
+                sum_up(queries, 0, 0, 0, keys + key * width, p->q + first, width, width, sums);
+                for (long r = 0; r < queries; r++)
+                    memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
+            }
+            for (uint64_t left = tree ? tree->ancestors[t] : 0; left; left &= left - 1, length++) {
+                path[length] = __builtin_ctzll(left); /* rises, so no score is overwritten before it has moved */
+                for (long r = 0; r < queries; r++)
+                    scores[r * stride + tree->base + length] = scores[r * stride + tree->base + path[length]];
+            }
+            for (long r = 0; r < queries; r++)
+                total[r] = softmax(m, scores + r * stride + begin, from - begin, end - begin, blocks,
+                                 exps + r * stride + begin);
+            for (long column = 0; column < width; column += COLUMNS) {
+                const act_t *block = values + column * cache->capacity;
+                sum_up(queries, 0, 0, 0, block + at(even_from, 0), exps + even_from, stride, branch - even_from, sums);
+                if (branch < even_end) {
+                    gather(block, branch, base, end, path, gathered);
+                    sum_up(queries, 0, 0, 1, gathered, exps + branch, stride, even_end - branch, sums);
                 }
                 for (long r = 0; r < queries; r++)
-                    total[r] = softmax(m, scores + r * stride + begin, from - begin, end - begin, blocks,
-                                     exps + r * stride + begin);
-                for (long column = 0; column < width; column += COLUMNS) {
-                    const act_t *block = values + column * cache->capacity;
-                    sum_up(queries, 0, 0, 0, block + at(even_from, 0), exps + even_from, stride, branch - even_from, sums);
-                    if (branch < even_end) {
-                        gather(block, branch, base, end, path, gathered);
-                        sum_up(queries, 0, 0, 1, gathered, exps + branch, stride, even_end - branch, sums);
-                    }
-                    for (long r = 0; r < queries; r++)
-                        for (long c = 0; c < min(COLUMNS, width - column); c++)
-                            out[first + r * width + column + c] = to_act(sums[r * COLUMNS + c] / total[r]);
-                }
+                    for (long c = 0; c < min(COLUMNS, width - column); c++)
+                        p->attended.x[first + r * width + column + c] = to_act(sums[r * COLUMNS + c] / total[r]);
             }
+        }
+    }
 }
 
 /* out = f(gate) * up, or f(up) if it is not `gated`, where f is silu, or with `gelu` gelu in its tanh approximation. up
@@ -330,45 +346,109 @@ INLINE void put_activated(const int gelu, const int gated, const float *up, cons
         }
 }
 
-/* out [count, outer] = what `put_activated` makes of the product of x, or of the two products. gates [count, outer];
-   `scratch` [count, COLUMNS] belongs to this thread. */
-static void activate(const Linear *p, int gelu, const Inputs *x, long count, float *gates, float *scratch, act_t *out) {
-    const int gated = p->parts > 1;
-    if (gated) /* A thread gets the same columns in both loops. A single loop would jump to and fro in memory. */
-#pragma omp for schedule(static) nowait
-        for (long column = 0; column < p->outer; column += COLUMNS)
-            multiply_block(p, 0, column, x, count, gates + column, p->outer, WRITE);
-#pragma omp for schedule(static) nowait
-    for (long column = 0; column < p->outer; column += COLUMNS) {
-        multiply_block(p, p->parts - 1, column, x, count, scratch, COLUMNS, WRITE);
-        put_activated(gelu, gated, scratch, gates + column, count, min(COLUMNS, p->outer - column), out + column, p->outer);
+/* activated [count, outer] = what `put_activated` makes of a product of the rows, or of two. */
+static void activate(const Pass *p, const Linear *up, float *scratch) {
+    const int gated = up->parts > 1, gelu = p->m->gelu;
+    const long blocks = blocks_of(up->outer), outer = up->outer;
+    for (SHARE(block, gated ? blocks : 0)) /* one loop for both products would jump to and fro in memory */
+        multiply_block(up, 0, block * COLUMNS, &p->normed, p->count, p->all + block * COLUMNS, outer, WRITE);
+    for (SHARE(block, blocks)) {
+        const long column = block * COLUMNS;
+        multiply_block(up, up->parts - 1, column, &p->normed, p->count, scratch, COLUMNS, WRITE);
+        put_activated(gelu, gated, scratch, p->all + column, p->count, min(COLUMNS, outer - column),
+                      p->activated.x + column, outer);
     }
 }
 
-/* x [count, outer] += the product of `inputs`, normed and scaled. `sums` [count, outer]. */
-static void add_product(const Model *m, const Norm *n, const Linear *p, const Inputs *inputs, long count, float *sums,
-                        float *x, Barrier *b) {
-    if (!n->weight && m->residual == 1.0f) {
-        multiply(p, inputs, count, x, ADD), barrier(b);
-        return;
-    }
-    multiply(p, inputs, count, sums, WRITE), barrier(b);
-    add_rows(n, sums, m->residual, count, p->outer, x);
+/* x [count, outer] += the product of `inputs`, normed and scaled. */
+static void add_product(Pass *p, const Norm *n, const Linear *product, const Inputs *inputs) {
+    const int as_it_is = !n->weight && p->m->residual == 1.0f;
+    multiply(product, inputs, p->count, as_it_is ? p->x : p->all, as_it_is ? ADD : WRITE), barrier(&p->barrier);
+    if (!as_it_is) add_rows(n, p->all, p->m->residual, p->count, product->outer, p->x);
 }
 
-#include "experts.h"
+/* x [count, hidden] += the experts of the normed inputs. */
+static void add_experts(Pass *p, const Layer *layer, float *scratch) {
+    const Routing *r = &p->routing;
+    const long experts = layer->router.outer, used = layer->used, slots = p->count * used;
+    const long hidden = p->m->hidden, inner = layer->down->inner;
+    Barrier *b = &p->barrier;
+    multiply(&layer->router, &p->normed, p->count, r->scores, WRITE), barrier(b);
+    for (SHARE(row, p->count))
+        choose(r->scores + row * experts, experts, used, layer->normed, r->weights + row * used, r->chosen + row * used);
+    barrier(b);
+    if (!thread_number()) give_slots(r, p->count, experts, used), p->read += *r->several;
+    barrier(b);
+    for (SHARE(slot, slots))
+        memcpy(p->sorted.x + slot * hidden, p->normed.x + r->rows[slot] * hidden, hidden * sizeof(act_t));
+    complete(layer->up, &p->sorted, slots, b);
+    const long inners = blocks_of(inner), hiddens = blocks_of(hidden);
+    for (int part = 0; part < 2; part++) /* the gates of all experts, then the rest, as in `activate` */
+        for (SHARE(i, *r->several * inners)) {
+            const long expert = i / inners, column = i % inners * COLUMNS;
+            const long first = r->firsts[expert], rows = r->firsts[expert + 1] - first, at = first * inner + column;
+            const Inputs in = from_row(&p->sorted, first, hidden);
+            multiply_block(layer->up + r->named[expert], part, column, &in, rows, part ? scratch : p->all + at,
+                           part ? COLUMNS : inner, WRITE);
+            if (part)
+                put_activated(p->m->gelu, 1, scratch, p->all + at, rows, min(COLUMNS, inner - column),
+                              p->activated.x + at, inner);
+        }
+    complete(layer->down, &p->activated, slots, b);
+    float *outputs = p->all; /* [slots, hidden], in place of the gates */
+    for (SHARE(i, *r->several * hiddens)) {
+        const long expert = i / hiddens, column = i % hiddens * COLUMNS, first = r->firsts[expert];
+        const Inputs in = from_row(&p->activated, first, inner);
+        multiply_block(layer->down + r->named[expert], 0, column, &in, r->firsts[expert + 1] - first,
+                       outputs + first * hidden + column, hidden, WRITE);
+    }
+    barrier(b);
+    for (SHARE(row, p->count)) { /* as `norm_rows` divides them */
+        const int *slots = r->slots + row * used;
+        const float *weights = r->weights + row * used;
+        float *sum = outputs + slots[0] * hidden;
+        for (long i = 0; i < hidden; i++) sum[i] *= weights[0];
+        for (long expert = 1; expert < used; expert++) {
+            const float *output = outputs + slots[expert] * hidden;
+#pragma omp simd
+            for (long i = 0; i < hidden; i++) sum[i] += weights[expert] * output[i];
+        }
+        add_row(&layer->down_norm, sum, p->m->residual, hidden, p->x + row * hidden);
+    }
+}
 
 /* The input of a layer's queries, keys and values: the second input, if there is one, and x, both normed. */
-static void norm_inputs(const Layer *layer, const float *second_input, const float *x, long count, long hidden,
-                        act_t *out) {
-    if (second_input) norm_rows(&layer->second_input_norm, second_input, count, hidden, out, layer->qkv.inner);
-    norm_rows(&layer->attention_norm, x, count, hidden, out + (second_input ? hidden : 0), layer->qkv.inner);
+static void norm_inputs(const Pass *p, const Layer *layer) {
+    const long hidden = p->m->hidden, stride = layer->qkv.inner;
+    if (p->second_input) norm_rows(&layer->second_input_norm, p->second_input, p->count, hidden, p->normed.x, stride);
+    norm_rows(&layer->attention_norm, p->x, p->count, hidden, p->normed.x + (p->second_input ? hidden : 0), stride);
 }
 
-/* Copy the rows x [count, hidden] to `out`. Each thread gets the rows that `norm_rows` gives it. */
-static void copy_rows(const float *x, long count, long hidden, float *out) {
-#pragma omp for schedule(static) nowait
-    for (long t = 0; t < count; t++) memcpy(out + t * hidden, x + t * hidden, hidden * sizeof(float));
+/* What a thread does of a pass. */
+static void run_share(void *data) {
+    Pass *p = data;
+    Barrier *b = &p->barrier;
+    float *scratch = (float *)(p->own + thread_number() * p->own_size), *scores = scratch + p->scratch_size;
+    act_t *exps = (act_t *)(scores + ROWS * p->stride);
+    const long hidden = p->m->hidden;
+    for (int index = 0; index < p->depth; index++) {
+        const Layer *layer = p->m->layers + index;
+        norm_inputs(p, layer), complete(&layer->qkv, &p->normed, p->count, b);
+        if (p->m->all_heads) norm_all_heads(p, layer);
+        write_kv(p, layer, index, scratch), barrier(b);
+        if (p->kv_only) continue;
+        attend(p, index, scores, exps), complete(&layer->out, &p->attended, p->count, b);
+        add_product(p, &layer->out_norm, &layer->out, &p->attended);
+        norm_rows(&layer->mlp_norm, p->x, p->count, hidden, p->normed.x, hidden);
+        complete(layer->used ? &layer->router : layer->up, &p->normed, p->count, b);
+        if (layer->used) add_experts(p, layer, scratch);
+        else {
+            activate(p, layer->up, scratch), complete(layer->down, &p->activated, p->count, b);
+            add_product(p, &layer->down_norm, layer->down, &p->activated);
+        }
+        for (SHARE(row, p->outputs[index] ? p->count : 0)) /* the rows that `norm_rows` gives it */
+            memcpy(p->outputs[index] + row * hidden, p->x + row * hidden, hidden * sizeof(float));
+    }
 }
 
 /* Run the layers over the rows x [count, hidden] of some sequences, in place. With `kv_only` every layer reads x itself,
@@ -387,73 +467,52 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
         experts = max(experts, l->used ? l->router.outer : 0);
     }
     const long slots = used * hidden; /* numbers of the inputs of a token's experts, and of their outputs */
-    /* Of a token: gates, all heads, or sums. */
-    const long floats = max(max(max(inner, hidden), slots), one->qkv.parts * m->width);
-    const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
-    const long per_thread = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
+    const long floats = max(max(max(inner, hidden), slots), one->qkv.parts * m->width); /* of a token, in `all` */
+    const long scratch_size = count * max(m->width, COLUMNS);
+    const long own_size = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
     const long longest = max(max(max(one->qkv.inner, queries), inner), slots), groups = longest / GROUP;
     const long per_token = sizeof(Row) + (floats + 2 * groups) * sizeof(float) + longest * sizeof(int16_t) +
                            (one->qkv.inner + 2 * queries + inner + slots) * sizeof(act_t);
-    const long of_routing = routing_size(count, experts, used);
-    char *buffers = malloc(threads * per_thread + of_routing + sizeof(Row) + count * per_token);
+    const long first = threads * own_size + routing_size(count, experts, used);
+    char *buffers = malloc(first + sizeof(Row) + count * per_token);
     if (!buffers) return 0;
-    *read = 0;
-    const Routing routing = routing_in(buffers + threads * per_thread, count, experts, used);
-    Row *rows = (Row *)(buffers + round_up(threads * per_thread + of_routing, sizeof(Row))), *next = rows;
+    Row *rows = (Row *)(buffers + round_up(first, sizeof(Row))), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
         for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
     float *all = (float *)next, *scales = all + count * floats, *sums = scales + count * groups;
     act_t *normed = (act_t *)(sums + count * groups), *q = normed + count * one->qkv.inner;
     act_t *attended = q + count * queries, *activated = attended + count * queries, *sorted = activated + count * inner;
     int16_t *codes = (int16_t *)(sorted + count * slots);
-    const Inputs of_normed = {normed, codes, scales, sums}, of_attended = {attended, codes, scales, sums};
-    const Inputs of_activated = {activated, codes, scales, sums}, of_slots = {sorted, codes, scales, sums};
-    Barrier b = {0};
-#pragma omp parallel num_threads(threads)
-    {
-        float *scratch = (float *)(buffers + omp_get_thread_num() * per_thread), *scores = scratch + scratch_size;
-        act_t *exps = (act_t *)(scores + ROWS * stride);
-        for (int index = 0; index < depth; index++) {
-            const Layer *layer = m->layers + index;
-            norm_inputs(layer, second_input, x, count, hidden, normed), complete(&layer->qkv, &of_normed, count, &b);
-            if (m->all_heads) norm_all_heads(m, layer, &of_normed, count, all, &b);
-            write_kv(m, layer, index, rows, &of_normed, count, scratch, m->all_heads ? all : NULL, q), barrier(&b);
-            if (kv_only) continue;
-            attend(m, index, rows, q, count, stride, scores, exps, attended), complete(&layer->out, &of_attended, count, &b);
-            add_product(m, &layer->out_norm, &layer->out, &of_attended, count, all, x, &b);
-            norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden);
-            complete(layer->used ? &layer->router : layer->up, &of_normed, count, &b);
-            if (layer->used) {
-                add_experts(m, layer, &of_normed, count, &routing, &of_slots, &of_activated, all, scratch, x, &b);
-                if (!omp_get_thread_num()) *read += *routing.several; /* which this thread wrote */
-            } else {
-                activate(layer->up, m->gelu, &of_normed, count, all, scratch, activated);
-                complete(layer->down, &of_activated, count, &b);
-                add_product(m, &layer->down_norm, layer->down, &of_activated, count, all, x, &b);
-            }
-            if (outputs[index]) copy_rows(x, count, hidden, outputs[index]);
-        }
-    }
+    Pass pass = {m, depth, kv_only, outputs, second_input, count, stride, x, all, rows, q,
+                 {normed, codes, scales, sums}, {attended, codes, scales, sums},
+                 {activated, codes, scales, sums}, {sorted, codes, scales, sums},
+                 routing_in(buffers + threads * own_size, count, experts, used), 0, buffers, own_size, scratch_size};
+    run_parallel(run_share, &pass, threads, 0);
     free(buffers);
+    *read = pass.read;
     return 1;
+}
+
+typedef struct { const Norm *n; const Linear *product; const void *x; void *out; Inputs in; long count; Barrier b; } Product;
+
+static void run_product_share(void *data) {
+    Product *p = data;
+    const long inner = p->product->inner;
+    if (p->n) norm_rows(p->n, p->x, p->count, inner, p->in.x, inner);
+    if (p->n || p->product->encoded) complete(p->product, &p->in, p->count, &p->b);
+    p->n ? multiply(p->product, &p->in, p->count, p->out, WRITE) : multiply(p->product, &p->in, p->count, p->out, WRITE_ACT);
 }
 
 /* out [count, outer] = the product of x [count, inner], normed first if there is a norm; then x is float32, else act_t, and
    so is `out`. Returns 0 if there is no memory left, else 1. */
-int run_product(const Norm *n, const Linear *p, const void *x, long count, void *out, int threads) {
-    const long size = count * p->inner, groups = size / GROUP;
+int run_product(const Norm *n, const Linear *product, const void *x, long count, void *out, int threads) {
+    const long size = count * product->inner, groups = size / GROUP;
     char *buffer = malloc(size * (sizeof(act_t) + sizeof(int16_t)) + 2 * groups * sizeof(float) + 1); /* malloc(0) may be NULL */
     if (!buffer) return 0;
     float *scales = (float *)buffer, *sums = scales + groups;
     act_t *normed = (act_t *)(sums + groups);
-    const Inputs in = {n ? normed : x, (int16_t *)(normed + size), scales, sums};
-    Barrier b = {0};
-#pragma omp parallel num_threads(threads)
-    {
-        if (n) norm_rows(n, x, count, p->inner, normed, p->inner);
-        if (n || p->encoded) complete(p, &in, count, &b);
-        n ? multiply(p, &in, count, out, WRITE) : multiply(p, &in, count, out, WRITE_ACT);
-    }
+    Product p = {n, product, x, out, {n ? normed : (act_t *)x, (int16_t *)(normed + size), scales, sums}, count};
+    run_parallel(run_product_share, &p, threads, 0);
     free(buffer);
     return 1;
 }

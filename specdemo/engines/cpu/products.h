@@ -19,26 +19,17 @@
 
    `sum_up` adds up the numbers of a row in their order, whatever other rows it computes with it. */
 
-#include <immintrin.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#include "threads.h"
 
-#ifdef __AVX512F__
-#define LANES 16 /* floats of a vector */
-#define ROWS 9   /* the most rows of a product at once: their sums fill the registers */
-#else
-#define LANES 8
-#define ROWS 6
-#endif
-#define VECTORS 2
+#include SIMD /* -DSIMD="simd_neon.h", for one: what differs between instruction sets */
+
+#define LANES (BYTES / 4)         /* floats of a vector */
 #define COLUMNS (VECTORS * LANES) /* columns of a product at once */
 #define LINE 64                   /* bytes of a cache line */
 #define AHEAD 8192                /* bytes by which the prefetch of weights runs ahead */
-
-typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 #ifdef BFLOAT16
 #define STEP 2 /* numbers of a row that one instruction multiplies and adds */
@@ -79,30 +70,32 @@ INLINE float from_act(act_t x) {
 #endif
 }
 
-INLINE long min(long a, long b) { return a < b ? a : b; }
-INLINE long max(long a, long b) { return a > b ? a : b; }
 INLINE long round_up(long size, long part) { return (size + part - 1) / part * part; }
+INLINE long blocks_of(long columns) { return (columns + COLUMNS - 1) / COLUMNS; }
 
 /* Vector `index` of a block; `half` says that its numbers have 16 bits, while those of `act_t` have 32. */
 INLINE vector load(const void *block, long index, const int half) {
 #ifdef WIDENED
-    typedef uint32_t pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+    typedef uint32_t pairs __attribute__((vector_size(BYTES), aligned(4), may_alias));
     const pairs both = ((const pairs *)block)[index / 2];
     if (half) return index % 2 ? (vector)(both & 0xffff0000) : (vector)(both << 16);
-#elif defined(__AVX512F__)
-    if (half) return (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)block + index));
 #else
-    if (half) return (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)block + index));
+    if (half) return halves((const uint16_t *)block + index * LANES);
 #endif
     return ((const vector *)block)[index];
+}
+
+/* Two numbers of 16 bits. */
+INLINE int32_t pair_of(const void *x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return pair;
 }
 
 /* sum + the product of the next STEP numbers of a row with those of LANES columns. */
 INLINE vector add(vector sum, const act_t *x, vector weights) {
 #ifdef BFLOAT16
-    int pair;
-    memcpy(&pair, x, sizeof pair);
-    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+    return add_pairs(sum, pair_of(x), weights);
 #else
     return sum + *x * weights;
 #endif
@@ -121,7 +114,7 @@ INLINE void sum_rows(const int rows, const int half, const int ahead, const int 
     for (const act_t *end = x + inner; x < end; x += STEP, block = (const char *)block + VECTORS * size) {
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; v++) {
-            if (ahead && v * size % LINE == 0) _mm_prefetch((const char *)block + v * size + ahead, _MM_HINT_T1);
+            if (ahead && v * size % LINE == 0) __builtin_prefetch((const char *)block + v * size + ahead, 0, 2);
             weights[v] = load(block, v, half);
         }
 #pragma GCC unroll 16
@@ -197,8 +190,9 @@ INLINE void multiply_block(const Linear *p, long part, long column, const Inputs
 /* out [count, parts * outer] = the inputs [count, inner] @ weight.T + bias. */
 INLINE void multiply(const Linear *p, const Inputs *in, long count, void *out, const int how) {
     const long all = p->parts * p->outer, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
-#pragma omp for schedule(static) collapse(2) nowait
-    for (long part = 0; part < p->parts; part++)
-        for (long column = 0; column < p->outer; column += COLUMNS)
-            multiply_block(p, part, column, in, count, (char *)out + (part * p->outer + column) * size, all, how);
+    const long blocks = blocks_of(p->outer);
+    for (SHARE(i, p->parts * blocks)) {
+        const long part = i / blocks, column = i % blocks * COLUMNS;
+        multiply_block(p, part, column, in, count, (char *)out + (part * p->outer + column) * size, all, how);
+    }
 }

@@ -18,55 +18,16 @@ enum { EIGHT = 1, LOWS = 2, UNITS = 4 }; /* bits of `kind` - 1 */
 
 /* The rows [count, inner] of inputs of a product. `codes`, scales and sums [count, inner / GROUP] are those of x, if the
    product needs them; a sum is that of a group. */
-typedef struct { const act_t *x; int16_t *codes; float *scales, *sums; } Inputs;
+typedef struct { act_t *x; int16_t *codes; float *scales, *sums; } Inputs;
 
-#ifdef __AVX512F__
-typedef __m512i integers;
-INLINE integers four_bits(const void *codes, const int k) {
-    return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(codes), 4 * k), _mm512_set1_epi16(15));
-}
-INLINE integers eight_bits(const void *codes) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes)); }
-INLINE vector floats(integers x) { return (vector)_mm512_cvtepi32_ps(x); }
-INLINE vector halves(const void *x) { return (vector)_mm512_cvtph_ps(_mm256_loadu_si256(x)); }
-INLINE vector levels(const void *x, const int is_signed) {
-    const __m128i bytes = _mm_loadu_si128(x);
-    return floats(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-}
-#else
-typedef __m256i integers;
-INLINE integers four_bits(const void *codes, const int k) {
-    return _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(codes), 4 * k), _mm256_set1_epi16(15));
-}
-INLINE integers eight_bits(const void *codes) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(codes)); }
-INLINE vector floats(integers x) { return (vector)_mm256_cvtepi32_ps(x); }
-INLINE vector halves(const void *x) { return (vector)_mm256_cvtph_ps(_mm_loadu_si128(x)); }
-INLINE vector levels(const void *x, const int is_signed) {
-    const __m128i bytes = _mm_loadl_epi64(x);
-    return floats(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-}
-#endif
-
-/* sum + the products of two codes of a row with those of LANES columns. */
-INLINE integers add_codes(integers sum, const int16_t *x, integers codes) {
-    int pair;
-    memcpy(&pair, x, sizeof pair);
-#if defined(__AVX512VNNI__)
-    sum = _mm512_dpwssd_epi32(sum, codes, _mm512_set1_epi32(pair));
-#elif defined(__AVX512F__)
-    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(codes, _mm512_set1_epi32(pair)));
-#else
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes, _mm256_set1_epi32(pair)));
-#endif
-    __asm__("" : "+v"(sum)); /* else the compiler puts the additions off, and the products into memory */
-    return sum;
-}
+INLINE shorts four_bits(const void *stored, const int k) { return *(const shorts *)stored >> 4 * k & 15; }
 
 /* Scales or lows of LANES columns: those of a group, times those of its SUPER if there are units. */
 INLINE vector scaled(const void *scales, const void *units, long group, long super, int v, const int kind) {
     const long column = v * LANES;
     if (!(kind - 1 & UNITS)) return halves((const uint16_t *)scales + group * COLUMNS + column);
     return halves((const uint16_t *)units + super * COLUMNS + column) *
-           levels((const char *)scales + group * COLUMNS + column, !(kind - 1 & LOWS));
+           to_floats(integers_of((const char *)scales + group * COLUMNS + column, !(kind - 1 & LOWS)));
 }
 
 /* sums [rows, COLUMNS] = rows of inputs from `row` on, times a block of a weight of a kind. */
@@ -74,7 +35,7 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
                       float *sums) {
     const int eight = kind - 1 & EIGHT, lows = kind - 1 & LOWS, narrow = kind - 1 & UNITS && !lows;
     const long groups = inner / GROUP, supers = inner / SUPER, per_group = narrow ? 2 : 1; /* scales */
-    const char *codes = (const char *)p->codes + block * COLUMNS * inner / (eight ? 1 : 2);
+    const char *stored = (const char *)p->codes + block * COLUMNS * inner / (eight ? 1 : 2);
     const char *scales = (const char *)p->scales + block * COLUMNS * groups * per_group * (kind - 1 & UNITS ? 1 : 2);
     const char *low = (const char *)p->lows + block * COLUMNS * groups * (kind - 1 & UNITS ? 1 : 2);
     const uint16_t *units = (const uint16_t *)p->scale_units + block * COLUMNS * supers;
@@ -89,7 +50,8 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
         for (int part = 0; part < per_group; part++) {
             const int pairs = GROUP / 2 / per_group;
             const int16_t *x = in->codes + row * inner + group * GROUP + part * 2 * pairs;
-            integers sum[ROWS][VECTORS], number[VECTORS];
+            integers sum[ROWS][VECTORS];
+            shorts number[VECTORS];
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
@@ -98,17 +60,18 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
             for (int pair = 0; pair < pairs; pair++) {
 #pragma GCC unroll 16
                 for (int v = 0; v < VECTORS; v++) {
-                    const char *next = codes + ((eight ? pair : pair / 4) * COLUMNS + v * LANES) * (eight ? 2 : 4);
-                    if (fetch && (eight || pair % 4 == 0) && (next - codes) % LINE == 0)
-                        _mm_prefetch(next + AHEAD, _MM_HINT_T1);
-                    number[v] = eight ? eight_bits(next) : four_bits(next, pair % 4);
+                    const char *next = stored + ((eight ? pair : pair / 4) * COLUMNS + v * LANES) * (eight ? 2 : 4);
+                    if (fetch && (eight || pair % 4 == 0) && (next - stored) % LINE == 0)
+                        __builtin_prefetch(next + AHEAD, 0, 2);
+                    number[v] = eight ? shorts_of(next) : four_bits(next, pair % 4);
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
-                    for (int v = 0; v < VECTORS; v++) sum[r][v] = add_codes(sum[r][v], x + r * inner + 2 * pair, number[v]);
+                    for (int v = 0; v < VECTORS; v++)
+                        sum[r][v] = add_codes(sum[r][v], pair_of(x + r * inner + 2 * pair), number[v]);
             }
-            codes += pairs * COLUMNS * (eight ? 2 : 1);
+            stored += pairs * COLUMNS * (eight ? 2 : 1);
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++) {
                 const vector scale = scaled(scales, units, group * per_group + part, group * GROUP / SUPER, v, kind);
@@ -116,7 +79,7 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
 #pragma GCC unroll 16
                 for (int r = 0; r < rows; r++) {
                     const long at = (row + r) * groups + group;
-                    total[r][v] += floats(sum[r][v]) * (scale * in->scales[at]);
+                    total[r][v] += to_floats(sum[r][v]) * (scale * in->scales[at]);
                     if (lows) total[r][v] -= least * in->sums[at];
                 }
             }
@@ -128,8 +91,7 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
 
 /* The codes, scales and sums of x [count, inner], computed by all threads. */
 static void encode(const Inputs *in, long count, long inner) {
-#pragma omp for schedule(static) nowait
-    for (long group = 0; group < count * inner / GROUP; group++) {
+    for (SHARE(group, count * inner / GROUP)) {
         float x[GROUP], largest = 0, wrong = 0;
         int sum = 0;
         for (int i = 0; i < GROUP; i++) x[i] = from_act(in->x[group * GROUP + i]);
@@ -189,17 +151,23 @@ INLINE void pack_block(const char *from, long count, long size, const int bytes,
         }
 }
 
-/* Pack a tensor of a quantized weight, of items of 1, 2 or 4 bytes: [outer, size] -> [outer / COLUMNS, size, COLUMNS], padded
-   with zeros. */
-void pack_columns(const char *from, long outer, long size, int bytes, char *to, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (outer * size * bytes >= SHARED)
-    for (long first = 0; first < outer; first += COLUMNS) {
-        const char *block = from + first * size * bytes;
-        char *packed = to + first * size * bytes;
-        switch (bytes) {
-        case 1: pack_block(block, outer - first, size, 1, packed); break;
-        case 2: pack_block(block, outer - first, size, 2, packed); break;
-        case 4: pack_block(block, outer - first, size, 4, packed); break;
+/* A tensor of a quantized weight, of items of 1, 2 or 4 bytes: [outer, size]. */
+typedef struct { const char *from; long outer, size; int bytes; char *to; } Packing;
+
+static void pack_share(void *data) {
+    const Packing p = *(Packing *)data;
+    for (SHARE(block, blocks_of(p.outer))) {
+        const long first = block * COLUMNS, there = p.outer - first, skipped = first * p.size * p.bytes;
+        switch (p.bytes) {
+        case 1: pack_block(p.from + skipped, there, p.size, 1, p.to + skipped); break;
+        case 2: pack_block(p.from + skipped, there, p.size, 2, p.to + skipped); break;
+        case 4: pack_block(p.from + skipped, there, p.size, 4, p.to + skipped); break;
         }
     }
+}
+
+/* Pack it: [outer, size] -> [outer / COLUMNS, size, COLUMNS], padded with zeros. */
+void pack_columns(const char *from, long outer, long size, int bytes, char *to, int threads) {
+    Packing packing = {from, outer, size, bytes, to};
+    run_parallel(pack_share, &packing, outer * size * bytes < SHARED ? 1 : threads, 0);
 }
