@@ -44,10 +44,13 @@ listed 'transformers|pydantic|typer|safetensors|gguf|filelock|numpy|scipy|psutil
 listed 'pytest|hypothesis|tokenizers|llguidance' >> "$folder/listed"
 install -r "$folder/listed" httpx sympy networkx jinja2 setuptools  # torch's, but for httpx, which is gradio's
 
-# This torch is built for CUDA, of which nothing is used but the names: all functions say that there is no device.
+# This torch is built for CUDA, of which nothing is used but the names: its functions do nothing, and say
+# that there is no device.
 $triplet-nm -D --undefined-only "$packages"/torch/lib/*.so | awk '$1 == "U" && $2 ~ /^(__)?(cu|nccl|nv)/ { print $2 }' |
     sort -u > "$folder/names"
-sed 's/@.*//; s/.*/.globl &\n.type &, %function\n&:/; $s/$/\nmov w0, #100\nret/' "$folder/names" > "$folder/none.s"
+awk -F@ '{ print ".globl " $1 "\n.type " $1 ", %function" }
+    $1 != "cudaGetDeviceCount" { print $1 ":" }
+    END { print "mov x0, #0\nret\ncudaGetDeviceCount: mov w0, #100\nret" }' "$folder/names" > "$folder/none.s"
 awk -F@ 'NF > 1 { names[$NF] = names[$NF] $1 ";" } END { for (i in names) print i " {" names[i] "};" }' \
     "$folder/names" > "$folder/none.map"
 $triplet-gcc -shared -nostdlib -Wl,--version-script="$folder/none.map" "$folder/none.s" -o "$packages/torch/lib/none.so"
