@@ -276,6 +276,7 @@ def runs_without(caplog) -> str:
 
 
 def test_without_a_compiler_torchs_operations_run(fresh, monkeypatch, caplog):
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(fresh))
     monkeypatch.setattr(hardware, "find_spec", lambda name: None)
     assert tells(runs_without(caplog), "no gcc slower. ziglang")
@@ -287,7 +288,7 @@ def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, ca
     compiler.parent.mkdir()
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 13 && exit 0\n{script}\n', encoding="utf-8")
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{compiler.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CC", str(compiler))
     said = runs_without(caplog)
     assert tells(said, "cannot built:")
     assert ("no AVX512 here" in said) == ("AVX512" in script)
