@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes a folder with `python`, which runs as on ARM64: by qemu, with Debian's Python, the libraries that the engine's
-# tests import, and the torch of requirements.txt. It is SPECDEMO_ARM, else `specdemo-arm` in the user's cache folder, and
-# takes 2 GB. This needs Debian on x86. `QEMU_CPU` names the CPU.
+# tests import, and the torch of requirements.txt. It is SPECDEMO_ARM, else specdemo-arm in the user's cache folder,
+# and takes 2 GB. This needs Debian on x86. `QEMU_CPU` names the CPU.
 
 set -eu
 folder=${SPECDEMO_ARM:-${XDG_CACHE_HOME:-$HOME/.cache}/specdemo-arm}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
 import stat
 from pathlib import Path
 from typing import Any
