@@ -54,8 +54,8 @@ awk -F@ '{ print ".globl " $1 "\n.type " $1 ", %function" }
 awk -F@ 'NF > 1 { names[$NF] = names[$NF] $1 ";" } END { for (i in names) print i " {" names[i] "};" }' \
     "$folder/names" > "$folder/none.map"
 $triplet-gcc -shared -nostdlib -Wl,--version-script="$folder/none.map" "$folder/none.s" -o "$packages/torch/lib/none.so"
-for file in "$packages"/torch/lib/*.so; do $triplet-readelf -d "$file"; done | sed -nE 's/.*\[(lib(cu|nccl|nv).*)\]/\1/p' |
-    sort -u | while read -r name; do
+for file in "$packages"/torch/lib/*.so; do $triplet-readelf -d "$file"; done |
+    sed -nE 's/.*\[(lib(cu|nccl|nv).*)\]/\1/p' | sort -u | while read -r name; do
         [ -e "$packages/torch/lib/$name" ] || ln -s none.so "$packages/torch/lib/$name"
     done
 
@@ -66,7 +66,8 @@ printf 'processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU varian
 # Children, too, are started by this file, as Python takes it for its own.
 cat > "$folder/python" << END
 #!/bin/sh
-exec qemu-aarch64 -0 "$folder/python" -E PYTHONPATH="$packages:\${PYTHONPATH:-}" -L "$root" "$root/usr/bin/$version" "\$@"
+export PYTHONPATH="$packages:\${PYTHONPATH:-}"
+exec qemu-aarch64 -0 "$folder/python" -L "$root" "$root/usr/bin/$version" "\$@"
 END
 chmod +x "$folder/python"
 "$folder/python" -c 'import torch'
