@@ -16,8 +16,8 @@ class Level:
     """What an older CPU lacks.
 
     Attributes:
-        hidden: how the names of the missing features begin, in Linux and in torch.
-        options: of gcc, for code without them.
+        hidden: how torch's names of the missing features begin.
+        options: of a C compiler, for code without them.
         environment: variables for the libraries in torch, which look at the CPU themselves.
     """
 

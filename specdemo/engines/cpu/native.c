@@ -201,12 +201,12 @@ typedef struct {
     long count, stride; /* no cache has more than `stride` slots */
     float *x, *all;     /* all: gates, all heads, or sums of each row */
     Row *rows;
-    act_t *q;                                    /* [count, heads, width] */
-    Inputs normed, attended, activated, sorted;  /* of the products; sorted: of the experts, by their slots */
+    act_t *q;                                   /* [count, heads, width] */
+    Inputs normed, attended, activated, sorted; /* of the products; sorted: of the experts, by their slots */
     Routing routing;
-    long read;                         /* experts */
-    char *own;                         /* own_size bytes of each thread: */
-    long own_size, scratch_size;       /* scratch [scratch_size], scores and exps [ROWS, stride] */
+    long read;                   /* experts that some row chose */
+    char *own;                   /* own_size bytes of each thread: */
+    long own_size, scratch_size; /* scratch [scratch_size], scores and exps [ROWS, stride] */
     Barrier barrier;
 } Pass;
 
