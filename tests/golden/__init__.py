@@ -52,6 +52,7 @@ MEASURED = re.compile(
     r"second|(^|_)ms(_|$)|speed|cost|break_even|memory|environment|^version$|^alone$|^hits$|^prepared$"
     "|sentence|^busy$|^verdict$|^advice$|^notes$|^numbers$|^slower$|^best"
 )
+HISTORY = "best_passes"  # its names say what this machine has run
 LEFT_OUT = "…"
 
 
@@ -90,7 +91,8 @@ def settled(value: Any, measured: bool = False, computed: bool = False) -> Any:
     """
     if isinstance(value, dict) and not (measured and "mean" in value):  # a `Spread` is a figure
         names = {key: measured or bool(not computed and MEASURED.search(key)) for key in value}
-        return {key: settled(one, names[key], computed) for key, one in value.items()}
+        left = {key: LEFT_OUT if key == HISTORY and measured else one for key, one in value.items()}
+        return {key: settled(one, names[key], computed) for key, one in left.items()}
     if isinstance(value, list) and not measured:
         return [settled(one, measured, computed) for one in value]
     if measured:
