@@ -188,7 +188,7 @@ def test_what_is_no_number_stays_none(bits, rounding):
 
 SMALL = """
 #include "products.h"
-const int columns = 8, step = 1, paired = 1;
+const int columns = 8, step = 1, lanes = 8, paired = 1;
 int run_layers(void) { return 0; }
 int run_product(void) { return 1; }
 void pack_columns(void) {}

@@ -93,6 +93,7 @@ class Library:
     quantized: bool
     columns: int
     step: int
+    lanes: int
     paired: int
 
     @classmethod
@@ -112,7 +113,7 @@ class Library:
         functions.run_product.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
         functions.pack_columns.argtypes = [c_void_p, c_long, c_long, c_int, c_void_p, c_int]
         functions.pack_columns.restype = None
-        sizes = (c_int.in_dll(functions, name).value for name in ("columns", "step", "paired"))
+        sizes = (c_int.in_dll(functions, name).value for name in ("columns", "step", "lanes", "paired"))
         return cls(functions, dtype, quantized, *sizes)
 
     def has_blocks_for(self, width: int, inner: Iterable[int]) -> bool:
@@ -122,13 +123,12 @@ class Library:
     def packed(self, weight: Tensor) -> Tensor:
         """Pack a weight: [outer, inner] -> [outer / columns, inner / step, columns, step].
 
-        The outputs are padded with zeros to whole blocks. If columns are paired, the two halves of a block are
-        interleaved. `products.h` shows the layout.
+        The outputs are padded with zeros to whole blocks. If columns are paired, those of two vectors are interleaved.
+        `products.h` shows the layout.
         """
-        blocks = self._padded(weight).view(
-            -1, self.paired, self.columns // self.paired, weight.shape[1] // self.step, self.step
-        )
-        return WEIGHTS.copy(blocks.permute(0, 3, 2, 1, 4))
+        vectors = self.columns // self.lanes // self.paired, self.paired, self.lanes
+        blocks = self._padded(weight).view(-1, *vectors, weight.shape[1] // self.step, self.step)
+        return WEIGHTS.copy(blocks.permute(0, 4, 1, 3, 2, 5))
 
     def packed_columns(self, part: Tensor) -> Tensor:
         """Pack a tensor of a quantized weight: [outer, size] -> [outer / columns, size, columns].

@@ -36,7 +36,7 @@
 
 #define SPINS 1000 /* how often a thread looks for the others before it gives up its core */
 
-const int columns = COLUMNS, step = STEP, paired = PAIRED;
+const int columns = COLUMNS, step = STEP, lanes = LANES, paired = PAIRED;
 
 typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, or RMS norm where there is no bias */
 typedef struct {

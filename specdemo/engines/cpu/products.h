@@ -14,7 +14,7 @@
    Example: w[40, 7] of inner = 64 is in block 40 / 32 = 1, which begins at 1 * 32 * 64, at line 7 / 2 = 3, column
    40 % 32 = 8, number 7 % 2 = 1: 2048 + (3 * 32 + 8) * 2 + 1 = 2257.
 
-   With -DWIDENED the columns of a line come in pairs, for COLUMNS = 16 those of w[0, .] w[8, .] | w[1, .] w[9, .] | ...
+   With -DWIDENED the columns of a line come in pairs, for vectors of 8 those of w[0, .] w[8, .] | w[1, .] w[9, .] | ...
    One read then gives two vectors: a bfloat16 is the upper half of the float32 with its value.
 
    `sum_up` adds up the numbers of a row in their order, whatever other rows it computes with it. */
@@ -47,7 +47,7 @@ typedef float weight_t;
 #endif
 
 #ifdef WIDENED
-#define PAIRED VECTORS /* vectors that are read at once */
+#define PAIRED 2 /* vectors that are read at once */
 #else
 #define PAIRED 1
 #endif
