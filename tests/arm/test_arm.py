@@ -24,7 +24,7 @@ FILES = {  # with the fewest tests that pass
     "native": 55,
     "quantized": 50,
     "experts": 20,
-    "exact_rows": 25,
+    "exact_rows": 15,
     "noise": 18,
     "sampling": 250,
     "trees": 12,

@@ -37,7 +37,7 @@ def exact_rows(name: str, engine: str, dtype: str) -> tuple[int, int]:
     return (9 if dtype == "bfloat16" and packed and not name.startswith("gemma2") else 0), 0
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("name", "engine", "dtype"), CASES, ids=map(" by ".join, CASES))
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_in_every_pass(

@@ -166,7 +166,7 @@ def test_every_family_is_here() -> None:
     assert {kind for kind, _ in EAGER.values()} >= STATEFUL
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "engine", "dtype"), CASES, ids=map(" by ".join, CASES))
 def test_the_logits_of_every_pass_are_those_of_transformers(
     name: str,
