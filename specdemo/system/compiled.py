@@ -97,5 +97,5 @@ def _for_cpu() -> Sequence[str]:
     instructions = cpu_instructions()
     header = f'-DSIMD="simd_{instructions}.h"'
     if instructions == "neon":
-        return header, "-march=armv8.2-a+bf16" if cpu_has("bf16") else "-march=armv8-a"
+        return header, "-mcpu=generic+bf16" if cpu_has("bf16") else "-mcpu=generic"  # ziglang knows no armv8-a
     return header, "-march=native", *level().options

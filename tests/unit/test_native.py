@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specdemo.decoding import noise
 from specdemo.engines import choose, linear, native
 from specdemo.engines.cpu import library
 from specdemo.engines.cpu.library import PackedLinear, library_for
@@ -25,6 +27,8 @@ from tests.harness.models import model_of
 
 from ..sentences import refuses, tells
 
+DECODING = Path(noise.__file__).parent
+MACH_O = bytes.fromhex("cffaedfe")  # how a library of macOS begins
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 CPU = torch.device("cpu")
 PASSES = ([4], [7, 7, 1], [0], list(range(17)))
@@ -241,6 +245,16 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     library_for.cache_clear()
     assert library_for(torch.float32) is not None
     assert len(names(fresh)) == 4
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_ziglang_builds_it_for_a_mac(fresh, monkeypatch, bf16):
+    pytest.importorskip("ziglang")
+    monkeypatch.setattr(hardware, "_capabilities", lambda: {"neon": True, "bf16": bf16})
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos"]
+    kind = "-DBFLOAT16" if bf16 else "-DWIDENED"
+    for source, *options in [(library.SOURCE, kind), (DECODING / "sampling.c",), (DECODING / "noise.c",)]:
+        assert compiled._built(compiler, source, options).read_bytes().startswith(MACH_O)
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.15, 0.8])

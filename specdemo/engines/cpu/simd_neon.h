@@ -1,5 +1,8 @@
 /* NEON of ARM64, for `products.h`; with products of bfloat16 where the CPU has them. */
 
+#if defined(BFLOAT16) && !defined(__clang__)
+#pragma GCC target("arch=armv8.2-a+bf16") /* clang has bfloat16 for any, see `compiled.py` */
+#endif
 #include <arm_neon.h>
 
 #define BYTES 16
