@@ -26,6 +26,7 @@ INSTRUCTIONS = {  # for vectors: what a CPU needs for each, as torch names it. C
     "avx2": ("avx2", "fma3", "f16c"),
     "neon": ("neon",),
 }
+C_SWITCH = "SPECDEMO_NATIVE"  # an environment variable; 0 turns the C libraries off
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
 CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how much of that is cached files
     ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
@@ -122,13 +123,13 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has instructions for bfloat16 products. Without them bfloat16 is slower than float32."""
-    of_arm = cpu_has("bf16") and c_compiler() is not None  # for `native.c`: torch's own products were not measured
+    of_arm = cpu_has("bf16") and builds_c()  # for `native.c`: torch's own products were not measured
     return cpu_has("amx_bf16") or cpu_has("avx512_bf16") or of_arm
 
 
 def cpu_widens_weights() -> bool:
     """Whether products with float32 inputs can widen 16-bit weights: by `native.c`, or in torch by FBGEMM."""
-    return has_fbgemm() or (cpu_instructions() == "neon" and c_compiler() is not None)
+    return has_fbgemm() or (cpu_instructions() == "neon" and builds_c())
 
 
 def has_fbgemm() -> bool:
@@ -162,6 +163,15 @@ def cpu_instructions() -> str | None:
 def _capabilities() -> Mapping[str, bool]:
     """Torch takes a few microseconds to tell them, and every pass asks."""
     return torch.cpu.get_capabilities()
+
+
+def wants_c() -> bool:
+    """Whether C would run here if there is a compiler: not on Windows, nor on CPUs that have none of `INSTRUCTIONS`."""
+    return os.environ.get(C_SWITCH) != "0" and platform.system() != "Windows" and cpu_instructions() is not None
+
+
+def builds_c() -> bool:
+    return wants_c() and c_compiler() is not None
 
 
 @cache

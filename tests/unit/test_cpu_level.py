@@ -25,7 +25,7 @@ from specdemo.models.sizes import laid_out_bytes
 from specdemo.racing.compare import is_exact
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from specdemo.system import compiled, cpu_level, hardware
+from specdemo.system import cpu_level, hardware
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import full_preset
@@ -146,7 +146,7 @@ def test_weights_beyond_float16_are_kept_by_what_is_chosen(
 ) -> None:
     """A checkpoint in bfloat16, loaded without a word about its type; with gcc and without."""
     if not compiles:
-        monkeypatch.setenv(compiled.SWITCH, "0")
+        monkeypatch.setenv(hardware.C_SWITCH, "0")
         monkeypatch.setitem(linear.LEAST_PACKED, torch.float32, 0)
         library_for.cache_clear()
     model = tiny("llama", len(tokenizer)).bfloat16()

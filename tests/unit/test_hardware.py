@@ -238,13 +238,20 @@ def test_the_dtype_of_other_cpus(
     monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engine: str, expected: torch.dtype
 ) -> None:
     """Never float16, which is no faster than bfloat16 on a CPU and lacks its range."""
+    monkeypatch.delenv(hardware.C_SWITCH, raising=False)
     monkeypatch.setattr(hardware, "_capabilities", lambda: capabilities)
     monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
     monkeypatch.setattr(hardware, "c_compiler", lambda: ("cc",))
     assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
     if "neon" in capabilities:  # torch's own products of 16 bits were not measured there
-        monkeypatch.setattr(hardware, "c_compiler", lambda: None)
-        assert hardware.choose_dtype("auto", torch.device("cpu")) == torch.float32
+        for change in (
+            lambda patch: patch.setattr(hardware, "c_compiler", lambda: None),
+            lambda patch: patch.setattr(hardware.platform, "system", lambda: "Windows"),
+            lambda patch: patch.setenv(hardware.C_SWITCH, "0"),
+        ):
+            with monkeypatch.context() as patch:
+                change(patch)
+                assert hardware.choose_dtype("auto", torch.device("cpu")) == torch.float32
 
 
 @pytest.mark.parametrize(
