@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines import linear
 from specdemo.engines.choose import engine_of
-from specdemo.engines.cpu.library import library_for
+from specdemo.engines.cpu.library import SOURCE, library_for
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
@@ -25,7 +26,7 @@ from specdemo.models.sizes import laid_out_bytes
 from specdemo.racing.compare import is_exact
 from specdemo.racing.race import start
 from specdemo.settings import Settings
-from specdemo.system import cpu_level, hardware
+from specdemo.system import compiled, cpu_level, hardware
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of, rounds_of
 from tests.harness.files import full_preset
@@ -66,6 +67,21 @@ def test_the_library_has_no_instructions_that_the_older_cpu_lacks(level: str) ->
     code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert ("zmm" in code) == (level == "avx512")
     assert "dpbf16" not in code
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_sums_of_rows_stay_in_registers(compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each number of rows has code of its own, with an addition for every vector of sums. A loop over these would keep
+    them in memory, which takes up to three times as long."""
+    instructions = hardware.cpu_instructions()
+    if instructions is None or shutil.which(compiler) is None or shutil.which("objdump") is None:
+        pytest.skip("there is no compiler or no objdump")
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path))
+    file = compiled._built([compiler], SOURCE, ["-DFLOAT32"])
+    command = ["objdump", "-d", "--disassemble=sum_weights", str(file)]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    vectors, rows = {"avx2": (2, 6), "avx512": (2, 9), "neon": (4, 6)}[instructions]
+    assert len(re.findall("fmadd|fmla", code)) == vectors * sum(range(1, rows + 1))
 
 
 def test_the_libraries_in_torch_are_told(run_as: Callable[[str], None]) -> None:

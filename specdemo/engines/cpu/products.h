@@ -106,22 +106,22 @@ INLINE vector add(vector sum, const act_t *x, vector weights) {
 INLINE void sum_rows(const int rows, const int half, const int ahead, const int more, const void *block, const act_t *x,
                      long stride, long inner, float *sums) {
     vector sum[ROWS][VECTORS], weights[VECTORS];
-#pragma GCC unroll 16
+UNROLLED
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++)
             sum[row][v] = more ? ((const vector *)(sums + row * COLUMNS))[v] : (vector){0};
     const long size = sizeof(vector) / (half ? 2 : 1);
     for (const act_t *end = x + inner; x < end; x += STEP, block = (const char *)block + VECTORS * size) {
-#pragma GCC unroll 16
+UNROLLED
         for (int v = 0; v < VECTORS; v++) {
             if (ahead && v * size % LINE == 0) __builtin_prefetch((const char *)block + v * size + ahead, 0, 2);
             weights[v] = load(block, v, half);
         }
-#pragma GCC unroll 16
+UNROLLED
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) sum[row][v] = add(sum[row][v], x + row * stride, weights[v]);
     }
-#pragma GCC unroll 16
+UNROLLED
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) memcpy(sums + row * COLUMNS + v * LANES, &sum[row][v], sizeof(vector));
 }

@@ -42,9 +42,9 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
     const uint16_t *low_units = (const uint16_t *)p->low_units + block * COLUMNS * supers;
     const int fetch = rows > (eight && LANES > 8 ? 2 : 0); /* else the CPU's own prefetch is enough */
     vector total[ROWS][VECTORS];
-#pragma GCC unroll 16
+UNROLLED
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 16
+UNROLLED
         for (int v = 0; v < VECTORS; v++) total[r][v] = (vector){0};
     for (long group = 0; group < groups; group++)
         for (int part = 0; part < per_group; part++) {
@@ -52,31 +52,31 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
             const int16_t *x = in->codes + row * inner + group * GROUP + part * 2 * pairs;
             integers sum[ROWS][VECTORS];
             shorts number[VECTORS];
-#pragma GCC unroll 16
+UNROLLED
             for (int r = 0; r < rows; r++)
-#pragma GCC unroll 16
+UNROLLED
                 for (int v = 0; v < VECTORS; v++) sum[r][v] = (integers){0};
-#pragma GCC unroll 16
+UNROLLED
             for (int pair = 0; pair < pairs; pair++) {
-#pragma GCC unroll 16
+UNROLLED
                 for (int v = 0; v < VECTORS; v++) {
                     const char *next = stored + ((eight ? pair : pair / 4) * COLUMNS + v * LANES) * (eight ? 2 : 4);
                     if (fetch && (eight || pair % 4 == 0) && (next - stored) % LINE == 0)
                         __builtin_prefetch(next + AHEAD, 0, 2);
                     number[v] = eight ? shorts_of(next) : four_bits(next, pair % 4);
                 }
-#pragma GCC unroll 16
+UNROLLED
                 for (int r = 0; r < rows; r++)
-#pragma GCC unroll 16
+UNROLLED
                     for (int v = 0; v < VECTORS; v++)
                         sum[r][v] = add_codes(sum[r][v], pair_of(x + r * inner + 2 * pair), number[v]);
             }
             stored += pairs * COLUMNS * (eight ? 2 : 1);
-#pragma GCC unroll 16
+UNROLLED
             for (int v = 0; v < VECTORS; v++) {
                 const vector scale = scaled(scales, units, group * per_group + part, group * GROUP / SUPER, v, kind);
                 const vector least = lows ? scaled(low, low_units, group, group * GROUP / SUPER, v, kind) : (vector){0};
-#pragma GCC unroll 16
+UNROLLED
                 for (int r = 0; r < rows; r++) {
                     const long at = (row + r) * groups + group;
                     total[r][v] += to_floats(sum[r][v]) * (scale * in->scales[at]);
@@ -84,7 +84,7 @@ INLINE void sum_codes(const int rows, const int kind, const Part *p, long block,
                 }
             }
         }
-#pragma GCC unroll 16
+UNROLLED
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++) memcpy(sums + r * COLUMNS + v * LANES, &total[r][v], sizeof(vector));
 }

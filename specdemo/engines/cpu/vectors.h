@@ -5,3 +5,10 @@ typedef int32_t integers __attribute__((vector_size(BYTES)));
 typedef int16_t shorts __attribute__((vector_size(BYTES), aligned(2), may_alias)); /* two for each number of a vector */
 
 INLINE vector to_floats(integers x) { return __builtin_convertvector(x, vector); }
+
+/* Before a loop: its turns one after the other, else clang keeps what they add up in memory. */
+#ifdef __clang__
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
