@@ -11,6 +11,7 @@ import subprocess
 import zlib
 from collections.abc import Sequence
 from ctypes import CDLL, c_void_p, cast
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,12 +64,12 @@ def _built(compiler: Sequence[str], source: Path, options: Sequence[str]) -> Pat
     Raises:
         OSError, SubprocessError: it cannot be compiled, or the cache cannot be written.
     """
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
+    run = partial(subprocess.run, capture_output=True, text=True, errors="replace", check=True, timeout=TIMEOUT)
     options = [*OPTIONS, *_for_cpu(), *options]
-    facts = [*options, str(cpu_model()), str(cpu_features())]
+    facts = [run([*compiler, "--version"]).stdout, *options, str(cpu_model()), str(cpu_features())]
     headers = Path(__file__).parent
     sources = [source, *sorted([*source.parent.glob("*.h"), *headers.glob("*.h")])]
-    made_of = [version, *(file.read_bytes() for file in sources), *map(str.encode, facts)]
+    made_of = [*(file.read_bytes() for file in sources), *map(str.encode, facts)]
     name = f"{source.stem}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
     folder = cache_folder()
     for file in folder.glob(f"{name}-*.so"):
@@ -76,10 +77,9 @@ def _built(compiler: Sequence[str], source: Path, options: Sequence[str]) -> Pat
             return file
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as scratch:
-        partial = Path(scratch) / "partial.so"
-        command = [*compiler, *options, f"-I{headers}", str(source), "-o", str(partial), "-lm"]
-        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=TIMEOUT)
-        return partial.replace(folder / _named(name, partial))  # atomic, since other processes may do the same
+        built = Path(scratch) / "built.so"
+        run([*compiler, *options, f"-I{headers}", str(source), "-o", str(built), "-lm"])
+        return built.replace(folder / _named(name, built))  # atomic, since other processes may do the same
 
 
 def _named(name: str, file: Path) -> Path:

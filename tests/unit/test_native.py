@@ -307,6 +307,12 @@ def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, ca
     assert names(fresh) == set()
 
 
+def test_a_compiler_that_does_not_begin_says_why(fresh, monkeypatch, caplog):
+    """As one of Xcode, before its licence is agreed to."""
+    monkeypatch.setenv("CC", "sh -c 'echo Agree. >&2; exit 69' cc")
+    assert runs_without(caplog).strip().endswith(". Agree.")
+
+
 def test_a_cache_that_cannot_be_written_leaves_torchs_operations(fresh, caplog):
     fresh.parent.joinpath("cache").write_text("a file", encoding="utf-8")
     assert tells(runs_without(caplog), "cannot built:")
