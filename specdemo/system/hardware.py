@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -177,7 +176,7 @@ def builds_c() -> bool:
 @cache
 def c_compiler() -> tuple[str, ...] | None:
     """The command that the environment variable CC names; else gcc, clang, or the compiler of the package `ziglang`."""
-    if named := shlex.split(os.environ.get("CC", "")):
+    if named := os.environ.get("CC", "").split():
         return tuple(named)
     found = shutil.which("gcc") or shutil.which("clang")
     if found and platform.system() == "Darwin":  # without its developer tools a Mac has only files of these names
