@@ -247,13 +247,22 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     assert len(names(fresh)) == 4
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_ziglang_builds_it_for_a_mac(fresh, monkeypatch, tmp_path, bf16):
+AVX2 = hardware.INSTRUCTIONS["avx2"]
+
+
+@pytest.mark.parametrize(
+    ("system", "features", "kind"),
+    [
+        ("aarch64-macos", ["neon"], "-DWIDENED"),
+        ("aarch64-macos", ["neon", "bf16"], "-DBFLOAT16"),
+        ("x86_64-macos", AVX2, "-DWIDENED"),
+    ],
+)
+def test_ziglang_builds_it_for_a_mac(fresh, monkeypatch, tmp_path, system, features, kind):
     pytest.importorskip("ziglang")
     monkeypatch.chdir(tmp_path)  # `--version` for another system leaves a file there
-    monkeypatch.setattr(hardware, "_capabilities", lambda: {"neon": True, "bf16": bf16})
-    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos"]
-    kind = "-DBFLOAT16" if bf16 else "-DWIDENED"
+    monkeypatch.setattr(hardware, "_capabilities", lambda: dict.fromkeys(features, True))
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", system]
     for source in (library.SOURCE, DECODING / "sampling.c", DECODING / "noise.c"):
         assert compiled._built(compiler, source, [kind]).read_bytes().startswith(MACH_O)
 
@@ -308,9 +317,10 @@ def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, ca
     assert names(fresh) == set()
 
 
-def test_a_compiler_that_does_not_begin_says_why(fresh, monkeypatch, caplog):
+def test_a_compiler_that_does_not_begin_says_why(fresh, monkeypatch, caplog, tmp_path):
     """As one of Xcode, before its licence is agreed to."""
-    monkeypatch.setenv("CC", "sh -c 'echo Agree. >&2; exit 69' cc")
+    (tmp_path / "cc").write_text("echo Agree. >&2; exit 69", encoding="utf-8")
+    monkeypatch.setenv("CC", f"sh {tmp_path / 'cc'}")
     assert runs_without(caplog).strip().endswith(". Agree.")
 
 
