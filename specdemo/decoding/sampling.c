@@ -4,20 +4,20 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "threads.h"
-
 #define PART 256 /* numbers that are looked at together first */
 
-typedef struct { const float *numbers; long rows, size; int64_t *places; float *values, *seconds; } Vocabularies;
+static inline long least(long a, long b) { return a < b ? a : b; }
 
-static void largest_of_share(void *data) {
-    const Vocabularies v = *(Vocabularies *)data;
-    for (SHARE(row, v.rows)) {
-        const float *x = v.numbers + row * v.size;
+/* places [rows] = where the largest number of each row is, the first one of equal ones, values [rows] = that number and
+   seconds [rows] = the next largest. The first one that is not a number (NaN) counts as the largest, as it does for
+   torch. */
+void largest(const float *numbers, long rows, long size, int64_t *places, float *values, float *seconds) {
+    for (long row = 0; row < rows; row++) {
+        const float *x = numbers + row * size;
         float best = x[0], second = -INFINITY; /* second: of the parts that do not hold the best */
         long part = 0, place;
-        for (long begin = 0; begin < v.size; begin += PART) {
-            const long end = min(begin + PART, v.size);
+        for (long begin = 0; begin < size; begin += PART) {
+            const long end = least(begin + PART, size);
             float most = x[begin];
             int nan = 0;
 #pragma omp simd reduction(max : most) reduction(| : nan)
@@ -33,20 +33,12 @@ static void largest_of_share(void *data) {
             else
                 second = fmaxf(second, most);
         }
-        const long last = min(part + PART, v.size) - 1;
+        const long last = least(part + PART, size) - 1;
         for (place = part; place < last && x[place] != best && x[place] == x[place]; place++) {}
         for (long i = part; i <= last; i++)
             if (i != place) second = fmaxf(second, x[i]);
-        v.places[row] = place, v.values[row] = x[place], v.seconds[row] = second;
+        places[row] = place, values[row] = x[place], seconds[row] = second;
     }
-}
-
-/* places [rows] = where the largest number of each row is, the first one of equal ones, values [rows] = that number and
-   seconds [rows] = the next largest. The first one that is not a number (NaN) counts as the largest, as it does for
-   torch. */
-void largest(const float *numbers, long rows, long size, int64_t *places, float *values, float *seconds, int threads) {
-    Vocabularies all = {numbers, rows, size, places, values, seconds};
-    run_parallel(largest_of_share, &all, rows > 1 ? threads : 1, 0);
 }
 
 /* places [rows] = the first place of each row where the sum of the weights up to it exceeds its draw of their total;
@@ -58,7 +50,7 @@ void sample(const float *weights, long rows, long size, const double *draws, int
         for (long begin = 0; begin < size; begin += PART) {
             double some = 0;
 #pragma omp simd reduction(+ : some)
-            for (long i = begin; i < min(begin + PART, size); i++) some += x[i];
+            for (long i = begin; i < least(begin + PART, size); i++) some += x[i];
             total += sums[begin / PART] = some;
         }
         if (!(total > 0)) {
@@ -70,7 +62,7 @@ void sample(const float *weights, long rows, long size, const double *draws, int
         long part = 0, place = 0;
         while (part + PART < size && sum + sums[part / PART] <= threshold) sum += sums[part / PART], part += PART;
         /* Within the part they are added up in another order: should none exceed, the last that is possible is it. */
-        for (long i = part; i < min(part + PART, size); i++)
+        for (long i = part; i < least(part + PART, size); i++)
             if (x[i] > 0) {
                 place = i, sum += x[i];
                 if (sum > threshold) break;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_int, c_long, c_void_p
+from ctypes import CDLL, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +34,7 @@ def largest(logits: Tensor) -> Largest:
     places = torch.empty(logits.shape[:-1], dtype=torch.long)
     values, seconds = logits.new_empty(2, *logits.shape[:-1])
     outputs = places.data_ptr(), values.data_ptr(), seconds.data_ptr()
-    functions.largest(logits.data_ptr(), places.numel(), logits.shape[-1], *outputs, torch.get_num_threads())
+    functions.largest(logits.data_ptr(), places.numel(), logits.shape[-1], *outputs)
     return Largest(values, places, values - seconds)
 
 
@@ -48,7 +48,7 @@ def library() -> CDLL | None:
     """The functions of `sampling.c`, None where they cannot be built. The first call may have to compile them."""
     functions = compiled(Path(__file__).with_suffix(".c"))
     if functions is not None:
-        functions.largest.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_int]
+        functions.largest.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p]
         functions.sample.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p]
     return functions
 

@@ -417,13 +417,6 @@ static void add_experts(Pass *p, const Layer *layer, float *scratch) {
     }
 }
 
-/* The input of a layer's queries, keys and values: the second input, if there is one, and x, both normed. */
-static void norm_inputs(const Pass *p, const Layer *layer) {
-    const long hidden = p->m->hidden, stride = layer->qkv.inner;
-    if (p->second_input) norm_rows(&layer->second_input_norm, p->second_input, p->count, hidden, p->normed.x, stride);
-    norm_rows(&layer->attention_norm, p->x, p->count, hidden, p->normed.x + (p->second_input ? hidden : 0), stride);
-}
-
 /* What a thread does of a pass. */
 static void run_share(void *data) {
     Pass *p = data;
@@ -433,7 +426,12 @@ static void run_share(void *data) {
     const long hidden = p->m->hidden;
     for (int index = 0; index < p->depth; index++) {
         const Layer *layer = p->m->layers + index;
-        norm_inputs(p, layer), complete(&layer->qkv, &p->normed, p->count, b);
+        const long inner = layer->qkv.inner; /* of the second input, if there is one, and of x */
+        act_t *normed = p->normed.x;
+        if (p->second_input)
+            norm_rows(&layer->second_input_norm, p->second_input, p->count, hidden, normed, inner), normed += hidden;
+        norm_rows(&layer->attention_norm, p->x, p->count, hidden, normed, inner);
+        complete(&layer->qkv, &p->normed, p->count, b);
         if (p->m->all_heads) norm_all_heads(p, layer);
         write_kv(p, layer, index, scratch), barrier(b);
         if (p->kv_only) continue;

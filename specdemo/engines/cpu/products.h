@@ -152,9 +152,10 @@ static __attribute__((noinline)) void sum_weights(int rows, const void *block, c
 typedef struct { const Part *each; const float *bias; long parts, outer, inner; int encoded; } Linear;
 
 enum { WRITE, ADD, WRITE_ACT }; /* what to do with a result: write it as float, add it to floats, write it as act_t */
+INLINE long size_of(const int how) { return how == WRITE_ACT ? sizeof(act_t) : sizeof(float); }
 
 /* out = the sums of a row + bias for `there` columns; `how` is one of the above. */
-INLINE void put_some(const float *sums, const float *bias, long there, void *out, const int how) {
+INLINE void put(const float *sums, const float *bias, long there, void *out, const int how) {
 #pragma omp simd
     for (long c = 0; c < there; c++) {
         const float sum = sums[c] + (bias ? bias[c] : 0.0f);
@@ -164,11 +165,6 @@ INLINE void put_some(const float *sums, const float *bias, long there, void *out
     }
 }
 
-/* The same; the compiler makes faster code for whole blocks. */
-INLINE void put(const float *sums, const float *bias, long there, void *out, const int how) {
-    there == COLUMNS ? put_some(sums, bias, COLUMNS, out, how) : put_some(sums, bias, there, out, how);
-}
-
 /* out = the inputs [count, inner] times the columns of a part of the weight from `column` on, at most COLUMNS of them. The
    rows of `out` are `stride` apart. */
 INLINE void multiply_block(const Linear *p, long part, long column, const Inputs *in, long count, void *out, long stride,
@@ -176,21 +172,23 @@ INLINE void multiply_block(const Linear *p, long part, long column, const Inputs
     const Part *weight = p->each + part;
     const weight_t *block = (const weight_t *)weight->codes + column * p->inner;
     const float *bias = p->bias ? p->bias + part * p->outer + column : NULL;
-    const long turns = (count + ROWS - 1) / ROWS, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
+    const long there = p->outer - column, turns = (count + ROWS - 1) / ROWS, size = size_of(how);
     for (long row = 0, rows, left = turns; left; row += rows, left--) {
         rows = (count - row + left - 1) / left; /* 8 rows are 4 + 4 where ROWS is 6; the first turn reads from memory */
         float sums[ROWS * COLUMNS];
         if (weight->kind) sum_quantized(rows, weight, column / COLUMNS, in, row, p->inner, sums);
         else sum_weights(rows, block, in->x + row * p->inner, p->inner, sums);
-        for (long r = 0; r < rows; r++)
-            put(sums + r * COLUMNS, bias, min(COLUMNS, p->outer - column), (char *)out + (row + r) * stride * size, how);
+        for (long r = 0; r < rows; r++) {
+            char *place = (char *)out + (row + r) * stride * size;
+            if (there >= COLUMNS) put(sums + r * COLUMNS, bias, COLUMNS, place, how); /* faster code for whole blocks */
+            else put(sums + r * COLUMNS, bias, there, place, how);
+        }
     }
 }
 
 /* out [count, parts * outer] = the inputs [count, inner] @ weight.T + bias. */
 INLINE void multiply(const Linear *p, const Inputs *in, long count, void *out, const int how) {
-    const long all = p->parts * p->outer, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
-    const long blocks = blocks_of(p->outer);
+    const long all = p->parts * p->outer, blocks = blocks_of(p->outer), size = size_of(how);
     for (SHARE(i, p->parts * blocks)) {
         const long part = i / blocks, column = i % blocks * COLUMNS;
         multiply_block(p, part, column, in, count, (char *)out + (part * p->outer + column) * size, all, how);
