@@ -64,8 +64,7 @@ def _built(compiler: Sequence[str], source: Path, options: Sequence[str]) -> Pat
     run = partial(subprocess.run, capture_output=True, text=True, errors="replace", check=True, timeout=TIMEOUT)
     options = [*OPTIONS, *_for_cpu(), *options]
     facts = [run([*compiler, "--version"]).stdout, *options, str(cpu_model()), str(cpu_features())]
-    headers = Path(__file__).parent
-    sources = [source, *sorted([*source.parent.glob("*.h"), *headers.glob("*.h")])]
+    sources = [source, *sorted(source.parent.glob("*.h"))]
     made_of = [*(file.read_bytes() for file in sources), *map(str.encode, facts)]
     name = f"{source.stem}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
     folder = cache_folder()
@@ -75,7 +74,7 @@ def _built(compiler: Sequence[str], source: Path, options: Sequence[str]) -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / "built.so"
-        run([*compiler, *options, f"-I{headers}", str(source), "-o", str(built), "-lm"])
+        run([*compiler, *options, str(source), "-o", str(built), "-lm"])
         return built.replace(folder / _named(name, built))  # atomic, since other processes may do the same
 
 

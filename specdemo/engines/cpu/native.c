@@ -296,7 +296,7 @@ static void attend(const Pass *p, int index, float *scores, act_t *exps) {
             const long window = m->layers[index].window, behind = (m->bidirectional ? start : end) - window;
             const long from = window && behind > 0 ? behind : 0;
             const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
-            const long begin = from / COLUMNS * COLUMNS, blocks = round_up(end - begin, COLUMNS) / COLUMNS;
+            const long begin = from / COLUMNS * COLUMNS, blocks = blocks_of(end - begin);
             const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
             const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
             const long first = (row * m->heads + kv_head * group + head) * width;
