@@ -24,7 +24,9 @@ from .replaced import REPLACED
 
 log = logging.getLogger(__name__)
 
-OPTIONS = ("-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-fopenmp-simd", "-fPIC", "-shared")
+VECTORS = "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"  # without them some loops stay scalar
+OPTIONS = ("-std=gnu11", "-O3", *VECTORS, "-Wno-psabi", "-fPIC", "-shared")
+OF_ARM = {"bf16": "bf16", "dot": "dotprod"}  # what the code uses where a CPU has it: torch's names, and the compiler's
 THREADS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"  # LLVM's and Intel's OpenMP have the first, too
 TIMEOUT = 600  # seconds for the compiler: for quantized weights it takes 15 on a fast CPU
 
@@ -63,7 +65,7 @@ def _built(compiler: Sequence[str], source: Path, options: Sequence[str]) -> Pat
     """
     run = partial(subprocess.run, capture_output=True, text=True, errors="replace", check=True, timeout=TIMEOUT)
     options = [*OPTIONS, *_for_cpu(), *options]
-    facts = [run([*compiler, "--version"]).stdout, *options, str(cpu_model()), str(cpu_features())]
+    facts = [run([*compiler, "--version"]).stdout, *compiler, *options, str(cpu_model()), str(cpu_features())]
     sources = [source, *sorted(source.parent.glob("*.h"))]
     made_of = [*(file.read_bytes() for file in sources), *map(str.encode, facts)]
     name = f"{source.stem}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
@@ -87,5 +89,6 @@ def _for_cpu() -> Sequence[str]:
     instructions = cpu_instructions()
     header = f'-DSIMD="simd_{instructions}.h"'
     if instructions == "neon":
-        return header, "-mcpu=generic+bf16" if cpu_has("bf16") else "-mcpu=generic"  # ziglang knows no armv8-a
+        found = [f"+{name}" for feature, name in OF_ARM.items() if cpu_has(feature)]
+        return header, "-mcpu=generic" + "".join(found)  # ziglang knows no armv8-a
     return header, "-march=native", *level().options

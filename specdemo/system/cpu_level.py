@@ -29,8 +29,8 @@ class Level:
 WHOLE = Level()
 LEVELS = {
     "avx2": Level(  # most laptops
-        ("avx512", "avx10", "amx"),
-        ("-mno-avx512f",),
+        ("avx512", "avx10", "avx_", "amx"),
+        ("-march=haswell", "-mtune=native"),
         {
             "ATEN_CPU_CAPABILITY": "avx2",
             "ONEDNN_MAX_CPU_ISA": "AVX2",
