@@ -26,7 +26,7 @@ OF_SERVERS = "address", "key"  # kinds of a `Field`
 FORM, COMMAND = "form", "command"  # `Field.shown_in`
 
 
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "stored")  # the names of types of weights
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4", "stored", "stored16")  # the names of types of weights
 
 
 def check_dtype_name(name: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..system.hardware import compute_dtype
+from .cpu.library import PackedLinear
 from .families import (
     EXPERTS_DOWN,
     EXPERTS_UP,
@@ -176,6 +177,12 @@ class FusedModel:
     def exact_products(self) -> bool:
         """Whether a row of a product has the same bits whatever the other rows are, see `fused.MOST_ROWS`."""
         return self.least_rows > 1 and self.head.weight is None
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the inputs of products become codes of one byte, see `cpu/quantized.h`."""
+        steps = [product.multiply for layer in self.layers for product in layer.products]
+        return any(isinstance(step, PackedLinear) and step.code_bytes == 1 for step in steps)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings, without positions: [T] -> [T, hidden]."""

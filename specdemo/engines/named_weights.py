@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..system.hardware import AS_STORED, QUANTIZED, UNQUANTIZED, unquantized
+from ..system.hardware import QUANTIZED, STORED, UNQUANTIZED, unquantized
 from .families import OUTPUT, ROUTER, family_of, final_norm_eps
 from .quantized import GROUP, Weight, quantized
 
@@ -61,7 +61,7 @@ def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
-    rounds = dtype in QUANTIZED.values() and dtype != AS_STORED
+    rounds = dtype in QUANTIZED.values() and dtype not in STORED
     if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
         return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
     if dtype in QUANTIZED.values() and weight.dim() == 1:

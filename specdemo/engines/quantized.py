@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -32,10 +32,11 @@ Numbers = NDArray[Any]
 class Quantized:
     """A weight [outer, inner] as codes, scales and lows.
 
-    `codes` of 4 bits are 0 to 15, int32 [outer, inner / 8]; those of 8 bits are -128 to 127, int16 [outer, inner / 2].
-    The low half of each of these has the codes of even numbers, the high half those of odd ones, the first number in
-    the lowest bits. `scales` and `lows` are float16 [outer, groups], or if there are units, levels of 8 bits, which are
-    multiplied by the units of scales and of lows, float16 [outer, inner / SUPER] each. `lows` is None if all are 0.
+    `codes` of 8 bits are -128 to 127, int8 [outer, inner]; those of 4 bits are 0 to 15, uint8 [outer, inner / 2]. Of
+    eight numbers four bytes have the first four in their low halves and the others in the high ones. `scales` and
+    `lows` are float16 [outer, groups], or if there are units, levels of 8 bits, which are multiplied by the units of
+    scales and of lows, float16 [outer, inner / SUPER] each. `lows` is None if all are 0. The inputs of a product with
+    it become codes of `code_bytes`.
     """
 
     codes: Tensor
@@ -43,6 +44,7 @@ class Quantized:
     lows: Tensor | None = None
     scale_units: Tensor | None = None
     low_units: Tensor | None = None
+    code_bytes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         """Check the parts, which may come from a file, since C cannot.
@@ -50,7 +52,7 @@ class Quantized:
         Raises:
             ValueError: one has another shape or type than the others ask for, or is missing.
         """
-        if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype not in (torch.int32, torch.int16):
+        if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype not in (torch.uint8, torch.int8):
             raise ValueError("the codes of a quantized weight are no rows of 4 or 8 bits")
         outer, inner = self.shape
         levels = torch.float16 if self.scale_units is None else torch.int8 if self.lows is None else torch.uint8
@@ -70,11 +72,11 @@ class Quantized:
 
     @property
     def bits(self) -> int:
-        return 4 if self.codes.dtype == torch.int32 else 8
+        return 4 if self.codes.dtype == torch.uint8 else 8
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.codes), self.codes.shape[1] * (8 if self.bits == 4 else 2)
+        return len(self.codes), self.codes.shape[1] * 8 // self.bits
 
     @property
     def kind(self) -> int:
@@ -99,11 +101,11 @@ class Quantized:
 
     def parts(self) -> dict[str, Tensor]:
         """Its tensors by their names."""
-        named = ((name, getattr(self, name)) for name in self.__slots__)
+        named = ((name, getattr(self, name)) for name in Quantized.__slots__)
         return {name: part for name, part in named if part is not None}
 
     def __getitem__(self, rows: Tensor | Sequence[int] | slice) -> Quantized:
-        return Quantized(**{name: part[rows] for name, part in self.parts().items()})
+        return type(self)(**{name: part[rows] for name, part in self.parts().items()})
 
     def float(self) -> Tensor:
         """The weight in float32."""
@@ -116,10 +118,16 @@ class Quantized:
 
     def _codes(self) -> Tensor:
         if self.bits == 8:
-            return self.codes.view(torch.int8).float()
-        each = self.codes.view(torch.uint8)
-        halves = torch.stack([each & 15, each >> 4], -1).view(len(each), -1, 2, 4)  # [outer, inner / 8, 2, 4]
-        return halves.transpose(2, 3).flatten(1).float()
+            return self.codes.float()
+        fours = self.codes.unflatten(1, (-1, 4))
+        return torch.stack([fours & 15, fours >> 4], 2).flatten(1).float()
+
+
+class Precise(Quantized):
+    """A weight whose products have inputs of two bytes."""
+
+    __slots__ = ()
+    code_bytes: ClassVar[int] = 2
 
 
 def _times(levels: Tensor, units: Tensor | None) -> Tensor:
@@ -251,10 +259,9 @@ def bits_kept(kind: str) -> float:
 def _packed(codes: Numbers) -> Numbers:
     """Codes [outer, inner] of one byte as `Quantized` keeps them: those of 4 bits are unsigned."""
     if codes.dtype == np.int8:
-        return np.ascontiguousarray(codes).view(np.int16)
-    fours = codes.reshape(len(codes), -1, 4, 2).astype(np.uint16)
-    halves = fours[:, :, 0] | fours[:, :, 1] << 4 | fours[:, :, 2] << 8 | fours[:, :, 3] << 12
-    return np.ascontiguousarray(halves).view(np.int32)[..., 0]
+        return np.ascontiguousarray(codes)
+    eights = codes.reshape(len(codes), -1, 2, 4)
+    return np.ascontiguousarray(eights[:, :, 0] | eights[:, :, 1] << 4).reshape(len(codes), -1)
 
 
 # Those made of other weights ----------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from ..engines.cpu.library import library_for
 from ..engines.families import family_of, knows
 from ..errors import BadInput
 from ..system.hardware import (
-    AS_STORED,
     QUANTIZED,
+    STORED,
     UNQUANTIZED,
     choose_devices,
     choose_dtype,
@@ -78,7 +78,7 @@ def find_models(
     check_skip_layers(models[0].config, preset)
     for found in models:
         check_quantizes(found.config, chosen)
-    if chosen == AS_STORED:
+    if chosen in STORED:
         check_kept(models[0], progress)
     if models[0].header is None:
         check_prompts(models[0], preset)
@@ -90,7 +90,7 @@ def find_models(
 def _in_memory(found: Checkpoint, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     """A checkpoint with the type and the size that its weights will have."""
     size = None
-    if dtype == AS_STORED:
+    if dtype in STORED:
         size = stored_size(found) if found.header is None else stored_bytes(found.header)
     dtype = dtype if knows(found.config) else compute_dtype(dtype, device)
     return replace(found, dtype=dtype, device=device, size=size)
@@ -119,7 +119,7 @@ def find_checkpoint(
     transformers_logging.disable_progress_bar()  # `progress` takes its place
     if not fetch and (unread := _of_header(source)) is not None:
         return unread
-    named, source = source, source.found(progress, dtype == AS_STORED)
+    named, source = source, source.found(progress, dtype in STORED)
     found = source.location(dtype, progress)
     with wrap_load_errors(source):
         file = partial(file_of, found.name_or_path, found.revision)
@@ -192,7 +192,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    if dtype in QUANTIZED.values() and dtype != AS_STORED and family_of(config).transposed:
+    if dtype in QUANTIZED.values() and dtype not in STORED and family_of(config).transposed:
         raise BadInput(
             f"The weights of a {config.model_type} cannot be {dtype_name(dtype)} here: choose another dtype."
         )

@@ -38,7 +38,7 @@ from ..engines.passes import alone
 from ..engines.self_test import SEED, WrongLogits, length_of, tested
 from ..formats import reason
 from ..settings import Settings
-from ..system.hardware import AS_STORED, QUANTIZED, device_name, unquantized
+from ..system.hardware import QUANTIZED, STORED, device_name, unquantized
 from ..system.progress import attended
 from ..system.replaced import DRAWS, KERNELS, LIBRARY, REPLACED, TREES, replace
 from ..system.trial import tried
@@ -255,7 +255,7 @@ def try_library(_: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -
 
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     config = LlamaConfig(hidden_size=256, intermediate_size=512, vocab_size=500, **heads)
-    stored = torch.quint4x2 if dtype == AS_STORED else dtype
+    stored = torch.quint4x2 if dtype in STORED else dtype
     weights = StoredAs(random_weights(config, torch.float32, device), stored)
     with torch.inference_mode():
         plain = FusedRunner(FusedModel.ends_of(config, weights, plain=True), length_of(config))

@@ -30,8 +30,8 @@ from ..engines.families import (
     mixture,
 )
 from ..engines.named_weights import stored_as
-from ..engines.quantized import Quantized, Weight
-from ..system.hardware import AS_STORED, QUANTIZED
+from ..engines.quantized import Precise, Quantized, Weight
+from ..system.hardware import QUANTIZED, STORED, STORED_16
 from ..system.weight_map import files_in, weights_file
 from .configuration import text_name
 from .experts import JointExperts, joint_name
@@ -98,7 +98,7 @@ def bits_of(dtype: torch.dtype, dimensions: int = 2) -> int:
     """Bits of a number of a weight that is kept in this type. Those of a file's own type are not known before."""
     if dtype in QUANTIZED.values() and dimensions == 1:
         return 32
-    return {torch.qint8: 9, torch.quint4x2: 5, AS_STORED: 16}.get(dtype, 8 * dtype.itemsize)
+    return {torch.qint8: 9, torch.quint4x2: 5, **dict.fromkeys(STORED, 16)}.get(dtype, 8 * dtype.itemsize)
 
 
 def weights_files(file: Callable[[str], Path | None], variant: str | None = None) -> list[Path]:
@@ -170,7 +170,7 @@ class StoredWeights(Mapping[str, Weight]):
         experts: dict[str, JointExperts] = {}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
-            names = [name for name in sorted(file.keys()) if SEPARATOR not in name or (of_ours and dtype == AS_STORED)]
+            names = [name for name in sorted(file.keys()) if SEPARATOR not in name or (of_ours and dtype in STORED)]
             for stated, tensors in groupby(names, lambda tensor: tensor.partition(SEPARATOR)[0]):
                 name, place = joint_name(text_name(stated))
                 ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
@@ -197,7 +197,8 @@ class StoredWeights(Mapping[str, Weight]):
             return self._kept[name]
         file, there = self._files[name]
         if len(there) > 1:
-            weight: Weight = Quantized(**{one.partition(SEPARATOR)[2]: file.get_tensor(one) for one in there})
+            parts = {one.partition(SEPARATOR)[2]: file.get_tensor(one) for one in there}
+            weight: Weight = (Precise if self.dtype == STORED_16 else Quantized)(**parts)
         else:
             read: Tensor = file.get_tensor(there[0])
             weight = stored_as(name, read, self.dtype)
@@ -214,7 +215,7 @@ class StoredWeights(Mapping[str, Weight]):
         shape = tuple(first.get_shape())
         if len(there) == 1:
             return shape
-        inner = shape[1] * (8 if first.get_dtype() == "I32" else 2)
+        inner = shape[1] * (2 if first.get_dtype() == "U8" else 1)
         of_experts = len(self.shapes.get(name, ())) == 3  # which are one below the other
         return (self.shapes[name][0], shape[0] // self.shapes[name][0], inner) if of_experts else (shape[0], inner)
 

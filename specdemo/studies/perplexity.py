@@ -145,7 +145,7 @@ def compare_weights(loaded: Loaded, found: list[Row], notes: list[str], text: st
             yield COMPARING
     found += rows_of([*ours, *reference])
     # llama.cpp's server is asked for each token by itself, which takes too long with long texts.
-    if not text and loaded.weights_dtype == hardware.AS_STORED and can_start():
+    if not text and loaded.weights_dtype in hardware.STORED and can_start():
         theirs = list[Row]()
         try:
             for beside, loss in zip(reference, losses_of_llamacpp(loaded, texts), strict=True):
@@ -181,7 +181,7 @@ def in_float32(loaded: Loaded) -> Iterator[MakeRunner]:
     Raises:
         LoadError: see `loaded.load`.
     """
-    if loaded.weights_dtype == hardware.AS_STORED:  # other copies of a file may be rounded to bfloat16
+    if loaded.weights_dtype in hardware.STORED:  # other copies of a file may be rounded to bfloat16
         yield partial(eager.EagerRunner, loaded.model)
         return
     with loaded_as(replace(loaded.preset, draft_model=None, heads={}), REFERENCE, str(loaded.device)) as exact:

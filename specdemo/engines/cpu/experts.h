@@ -62,7 +62,9 @@ static void give_slots(const Routing *r, long count, long experts, long used) {
 }
 
 /* The inputs from a row on. */
-INLINE Inputs from_row(const Inputs *in, long row, long inner) {
+INLINE Inputs from_row(const Inputs *in, long row, long inner, int bytes) {
     const long groups = inner / GROUP;
-    return (Inputs){in->x + row * inner, in->codes + row * inner, in->scales + row * groups, in->sums + row * groups};
+    const long codes = row * bytes;
+    return (Inputs){in->x + row * inner, in->codes + codes * inner, in->scales + codes * groups, in->sums + codes * groups,
+                    in->offsets + codes * groups * (GROUP / NARROW)};
 }

@@ -45,7 +45,7 @@ class Linear(Structure):
         ("each", POINTER(Part)),
         ("bias", c_void_p),
         *((name, c_long) for name in ("parts", "outer", "inner")),
-        ("encoded", c_int),
+        ("code_bytes", c_int),
     ]
 
 
@@ -168,13 +168,15 @@ class PackedLinear:
         pieces = [one[start : start + size] for one in weights for start in range(0, len(one), size)]
         self._held, self._bias = [self._packed(piece) for piece in pieces], None if bias is None else as_floats(bias)
         kinds = [piece.kind if isinstance(piece, Quantized) else 0 for piece in pieces]
+        self.code_bytes = max((piece.code_bytes for piece in pieces if isinstance(piece, Quantized)), default=0)
         each = (Part * parts)(*map(self._described, self._held, kinds))
-        self.described = Linear(each, address(self._bias), *self.sizes, any(kinds))
+        self.described = Linear(each, address(self._bias), *self.sizes, self.code_bytes)
 
     def _packed(self, piece: Weight) -> dict[str, Tensor]:
         if isinstance(piece, Tensor):
             return {"codes": self.library.packed(piece)}
-        return {name: self.library.packed_columns(part) for name, part in piece.parts().items()}
+        parts = {**piece.parts(), "codes": piece.codes.contiguous().view(torch.int32)}  # four bytes of each output
+        return {name: self.library.packed_columns(part) for name, part in parts.items()}
 
     def _described(self, packed: Mapping[str, Tensor], kind: int) -> Part:
         return Part(kind=kind, **{name: part.data_ptr() for name, part in packed.items()})

@@ -213,7 +213,7 @@ typedef struct {
 /* Wait for the others, who write x too, and encode it if a part of the product is quantized. */
 static void complete(const Linear *p, const Inputs *in, long count, Barrier *b) {
     barrier(b);
-    if (p->encoded) encode(in, count, p->inner), barrier(b);
+    if (p->code_bytes) encode(in, count, p->inner, p->code_bytes), barrier(b);
 }
 
 /* All heads of the rows [count, parts of qkv, width], those of queries and keys normed over all heads of a token. */
@@ -387,7 +387,7 @@ static void add_experts(Pass *p, const Layer *layer, float *scratch) {
         for (SHARE(i, *r->several * inners)) {
             const long expert = i / inners, column = i % inners * COLUMNS;
             const long first = r->firsts[expert], rows = r->firsts[expert + 1] - first, at = first * inner + column;
-            const Inputs in = from_row(&p->sorted, first, hidden);
+            const Inputs in = from_row(&p->sorted, first, hidden, layer->up->code_bytes);
             multiply_block(layer->up + r->named[expert], part, column, &in, rows, part ? scratch : p->all + at,
                            part ? COLUMNS : inner, WRITE);
             if (part)
@@ -398,7 +398,7 @@ static void add_experts(Pass *p, const Layer *layer, float *scratch) {
     float *outputs = p->all; /* [slots, hidden], in place of the gates */
     for (SHARE(i, *r->several * hiddens)) {
         const long expert = i / hiddens, column = i % hiddens * COLUMNS, first = r->firsts[expert];
-        const Inputs in = from_row(&p->activated, first, inner);
+        const Inputs in = from_row(&p->activated, first, inner, layer->down->code_bytes);
         multiply_block(layer->down + r->named[expert], 0, column, &in, r->firsts[expert + 1] - first,
                        outputs + first * hidden + column, hidden, WRITE);
     }
@@ -469,7 +469,7 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
     const long scratch_size = count * max(m->width, COLUMNS);
     const long own_size = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
     const long longest = max(max(max(one->qkv.inner, queries), inner), slots), groups = longest / GROUP;
-    const long per_token = sizeof(Row) + (floats + 2 * groups) * sizeof(float) + longest * sizeof(int16_t) +
+    const long per_token = sizeof(Row) + (floats + 8 * groups) * sizeof(float) + 2 * longest +
                            (one->qkv.inner + 2 * queries + inner + slots) * sizeof(act_t);
     const long first = threads * own_size + routing_size(count, experts, used);
     char *buffers = malloc(first + sizeof(Row) + count * per_token);
@@ -477,13 +477,14 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
     Row *rows = (Row *)(buffers + round_up(first, sizeof(Row))), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
         for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
-    float *all = (float *)next, *scales = all + count * floats, *sums = scales + count * groups;
-    act_t *normed = (act_t *)(sums + count * groups), *q = normed + count * one->qkv.inner;
+    float *all = (float *)next, *scales = all + count * floats, *sums = scales + 2 * count * groups;
+    int32_t *offsets = (int32_t *)(sums + 2 * count * groups);
+    act_t *normed = (act_t *)(offsets + 4 * count * groups), *q = normed + count * one->qkv.inner;
     act_t *attended = q + count * queries, *activated = attended + count * queries, *sorted = activated + count * inner;
-    int16_t *codes = (int16_t *)(sorted + count * slots);
+    int8_t *codes = (int8_t *)(sorted + count * slots);
     Pass pass = {m, depth, kv_only, outputs, second_input, count, stride, x, all, rows, q,
-                 {normed, codes, scales, sums}, {attended, codes, scales, sums},
-                 {activated, codes, scales, sums}, {sorted, codes, scales, sums},
+                 {normed, codes, scales, sums, offsets}, {attended, codes, scales, sums, offsets},
+                 {activated, codes, scales, sums, offsets}, {sorted, codes, scales, sums, offsets},
                  routing_in(buffers + threads * own_size, count, experts, used), 0, buffers, own_size, scratch_size};
     run_parallel(run_share, &pass, threads, 0);
     free(buffers);
@@ -497,7 +498,7 @@ static void run_product_share(void *data) {
     Product *p = data;
     const long inner = p->product->inner;
     if (p->n) norm_rows(p->n, p->x, p->count, inner, p->in.x, inner);
-    if (p->n || p->product->encoded) complete(p->product, &p->in, p->count, &p->b);
+    if (p->n || p->product->code_bytes) complete(p->product, &p->in, p->count, &p->b);
     p->n ? multiply(p->product, &p->in, p->count, p->out, WRITE) : multiply(p->product, &p->in, p->count, p->out, WRITE_ACT);
 }
 
@@ -505,11 +506,12 @@ static void run_product_share(void *data) {
    so is `out`. Returns 0 if there is no memory left, else 1. */
 int run_product(const Norm *n, const Linear *product, const void *x, long count, void *out, int threads) {
     const long size = count * product->inner, groups = size / GROUP;
-    char *buffer = malloc(size * (sizeof(act_t) + sizeof(int16_t)) + 2 * groups * sizeof(float) + 1); /* malloc(0) may be NULL */
+    char *buffer = malloc(size * (sizeof(act_t) + 2) + 8 * groups * sizeof(float) + 1); /* malloc(0) may be NULL */
     if (!buffer) return 0;
-    float *scales = (float *)buffer, *sums = scales + groups;
-    act_t *normed = (act_t *)(sums + groups);
-    Product p = {n, product, x, out, {n ? normed : (act_t *)x, (int16_t *)(normed + size), scales, sums}, count};
+    float *scales = (float *)buffer, *sums = scales + 2 * groups;
+    int32_t *offsets = (int32_t *)(sums + 2 * groups);
+    act_t *normed = (act_t *)(offsets + 4 * groups);
+    Product p = {n, product, x, out, {n ? normed : (act_t *)x, (int8_t *)(normed + size), scales, sums, offsets}, count};
     run_parallel(run_product_share, &p, threads, 0);
     free(buffer);
     return 1;

@@ -61,15 +61,6 @@ INLINE act_t to_act(float x) {
 #endif
 }
 
-INLINE float from_act(act_t x) {
-#ifdef BFLOAT16
-    union { uint32_t bits; float value; } it = {(uint32_t)x << 16};
-    return it.value;
-#else
-    return x;
-#endif
-}
-
 INLINE long round_up(long size, long part) { return (size + part - 1) / part * part; }
 INLINE long blocks_of(long columns) { return (columns + COLUMNS - 1) / COLUMNS; }
 
@@ -85,17 +76,17 @@ INLINE vector load(const void *block, long index, const int half) {
     return ((const vector *)block)[index];
 }
 
-/* Two numbers of 16 bits. */
-INLINE int32_t pair_of(const void *x) {
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return pair;
+/* Four bytes: two numbers of 16 bits, or four codes. */
+INLINE int32_t word_of(const void *x) {
+    int32_t word;
+    memcpy(&word, x, sizeof word);
+    return word;
 }
 
 /* sum + the product of the next STEP numbers of a row with those of LANES columns. */
 INLINE vector add(vector sum, const act_t *x, vector weights) {
 #ifdef BFLOAT16
-    return add_pairs(sum, pair_of(x), weights);
+    return add_pairs(sum, word_of(x), weights);
 #else
     return sum + *x * weights;
 #endif
@@ -147,9 +138,9 @@ static __attribute__((noinline)) void sum_weights(int rows, const void *block, c
 
 #include "quantized.h"
 
-/* `parts` products of the same input, with `outer` outputs each, one after the other. A part is packed by itself; `encoded`
-   says that one of them is quantized. */
-typedef struct { const Part *each; const float *bias; long parts, outer, inner; int encoded; } Linear;
+/* `parts` products of the same input, with `outer` outputs each, one after the other. A part is packed by itself; `code_bytes`
+   are those of an input's code, or 0 if no part is quantized. */
+typedef struct { const Part *each; const float *bias; long parts, outer, inner; int code_bytes; } Linear;
 
 enum { WRITE, ADD, WRITE_ACT }; /* what to do with a result: write it as float, add it to floats, write it as act_t */
 INLINE long size_of(const int how) { return how == WRITE_ACT ? sizeof(act_t) : sizeof(float); }
@@ -172,11 +163,12 @@ INLINE void multiply_block(const Linear *p, long part, long column, const Inputs
     const Part *weight = p->each + part;
     const weight_t *block = (const weight_t *)weight->codes + column * p->inner;
     const float *bias = p->bias ? p->bias + part * p->outer + column : NULL;
-    const long there = p->outer - column, turns = (count + ROWS - 1) / ROWS, size = size_of(how);
+    const long there = p->outer - column, most = weight->kind ? ROWS / p->code_bytes : ROWS;
+    const long turns = (count + most - 1) / most, size = size_of(how);
     for (long row = 0, rows, left = turns; left; row += rows, left--) {
         rows = (count - row + left - 1) / left; /* 8 rows are 4 + 4 where ROWS is 6; the first turn reads from memory */
         float sums[ROWS * COLUMNS];
-        if (weight->kind) sum_quantized(rows, weight, column / COLUMNS, in, row, p->inner, sums);
+        if (weight->kind) sum_quantized(rows, p->code_bytes, weight, column / COLUMNS, in, row, p->inner, sums);
         else sum_weights(rows, block, in->x + row * p->inner, p->inner, sums);
         for (long r = 0; r < rows; r++) {
             char *place = (char *)out + (row + r) * stride * size;

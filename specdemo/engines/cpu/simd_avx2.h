@@ -1,4 +1,4 @@
-/* AVX2, FMA and F16C, for `products.h`. */
+/* AVX2, FMA and F16C, for `products.h`; with products of bytes (VNNI) where the CPU has them. */
 
 #include <immintrin.h>
 
@@ -12,16 +12,32 @@ INLINE void pause_thread(void) { _mm_pause(); }
 /* A vector of float16. */
 INLINE vector halves(const void *x) { return (vector)_mm256_cvtph_ps(_mm_loadu_si128(x)); }
 
-/* Bytes as integers of 16 and of 32 bits. gcc has slow code for `__builtin_convertvector` here. */
-INLINE shorts shorts_of(const void *x) { return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(x)); }
+/* Bytes as integers. gcc has slow code for `__builtin_convertvector` here. */
 INLINE integers integers_of(const void *x, const int is_signed) {
     const __m128i bytes = _mm_loadl_epi64(x);
     return (integers)(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 }
 
-/* sum + the products of two codes of a row, `pair`, with those of each column. */
-INLINE integers add_codes(integers sum, int32_t pair, shorts pairs) {
-    sum += (integers)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(pair));
+/* sum + the products of four codes of a row, `x`, with those of each column. Codes of a column are 0 to 15; with `eight`
+   they have 8 bits and count as larger by BIAS. `sum_of` what was added for a group of 4-bit codes are its sums: without
+   VNNI (products of bytes) two of 16 bits make one, which are at most 8 * 2 * 15 * LARGEST. */
+#ifdef __AVXVNNI__
+#define BIAS 128
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+    if (eight) codes ^= (int32_t)0x80808080;
+    sum = (integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(x));
     __asm__("" : "+v"(sum)); /* else the compiler puts the additions off, and the products into memory */
     return sum;
 }
+INLINE integers sum_of(integers sum) { return sum; }
+#else
+#define BIAS 0
+INLINE integers sum_of(integers sum) { return (integers)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)); }
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+    const __m256i fours = _mm256_set1_epi32(x), c = (__m256i)codes;
+    if (eight) sum += sum_of((integers)_mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(fours, c)));
+    else sum = (integers)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(c, fours));
+    __asm__("" : "+v"(sum));
+    return sum;
+}
+#endif

@@ -1,7 +1,13 @@
-/* NEON of ARM64, for `products.h`; with products of bfloat16 where the CPU has them. */
+/* NEON of ARM64, for `products.h`; with products of bytes and bfloat16 where the CPU has them. */
 
-#if defined(BFLOAT16) && !defined(__clang__)
-#pragma GCC target("arch=armv8.2-a+bf16") /* clang has bfloat16 for any, see `compiled.py` */
+#ifndef __clang__ /* gcc has these instructions from armv8.2 on, and forgets those of its options at a pragma */
+#if defined(__ARM_FEATURE_DOTPROD) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#pragma GCC target("arch=armv8.2-a+dotprod+bf16")
+#elif defined(__ARM_FEATURE_DOTPROD)
+#pragma GCC target("arch=armv8.2-a+dotprod")
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#pragma GCC target("arch=armv8.2-a+bf16")
+#endif
 #endif
 #include <arm_neon.h>
 
@@ -12,7 +18,6 @@
 
 INLINE void pause_thread(void) { __asm__ volatile("yield"); }
 INLINE vector halves(const void *x) { return (vector)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
-INLINE shorts shorts_of(const void *x) { return (shorts)vmovl_s8(vld1_s8(x)); }
 INLINE integers integers_of(const void *x, const int is_signed) {
     int32_t word;
     memcpy(&word, x, sizeof word);
@@ -21,10 +26,17 @@ INLINE integers integers_of(const void *x, const int is_signed) {
     return (integers)vmovl_s16(vget_low_s16(wide));
 }
 
-INLINE integers add_codes(integers sum, int32_t pair, shorts pairs) {
-    const int16x4_t x = vreinterpret_s16_s32(vdup_n_s32(pair));
-    const int16x4_t first = vmovn_s32((int32x4_t)pairs), second = vshrn_n_s32((int32x4_t)pairs, 16);
-    return (integers)vmlal_lane_s16(vmlal_lane_s16((int32x4_t)sum, first, x, 0), second, x, 1);
+/* As in `simd_avx2.h`. */
+#define BIAS 0
+INLINE integers sum_of(integers sum) { return sum; }
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+    const int8x16_t fours = vreinterpretq_s8_s32(vdupq_n_s32(x)), c = (int8x16_t)codes;
+#ifdef __ARM_FEATURE_DOTPROD
+    return (integers)vdotq_s32((int32x4_t)sum, c, fours);
+#else
+    const int16x8_t first = vmull_s8(vget_low_s8(c), vget_low_s8(fours)), second = vmull_high_s8(c, fours);
+    return sum + (integers)vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second));
+#endif
 }
 
 #ifdef BFLOAT16

@@ -1,8 +1,7 @@
 /* Vectors of BYTES bytes, as gcc and clang know them: loads need no alignment, and operators work on all numbers. */
 
 typedef float vector __attribute__((vector_size(BYTES), aligned(4), may_alias));
-typedef int32_t integers __attribute__((vector_size(BYTES)));
-typedef int16_t shorts __attribute__((vector_size(BYTES), aligned(2), may_alias)); /* two for each number of a vector */
+typedef int32_t integers __attribute__((vector_size(BYTES), aligned(4), may_alias));
 
 INLINE vector to_floats(integers x) { return __builtin_convertvector(x, vector); }
 
