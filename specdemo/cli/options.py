@@ -38,7 +38,7 @@ DType = Annotated[
         "--dtype",
         "--weights",
         help="The number type: auto, float32, bfloat16 or float16 (on a CPU for the weights only); or of the weights, "
-        "on a CPU: int8, int4 or stored, which is that of a GGUF file; stored16 rounds less and is slower.",
+        "on a CPU: int8, int4, stored, a GGUF file's own, which auto takes, or stored16, which rounds less.",
     ),
 ]
 Device = Annotated[

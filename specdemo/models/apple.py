@@ -37,7 +37,7 @@ def choose_on_mac(on_cpu: Checkpoint, dtype: str | None) -> tuple[torch.device, 
     cpu_rate, gpu_rate, launch = speeds()
     if cpu_rate is None or gpu_rate is None:
         return CPU, None
-    on_gpu = replace(on_cpu, dtype=dtype_in_range(choose_dtype(dtype, APPLE_GPU), [on_cpu.config]))
+    on_gpu = replace(on_cpu, dtype=dtype_in_range(choose_dtype(dtype, APPLE_GPU), [on_cpu.config]), size=None)
     sizes = [weight_bytes(found) * share_read(found.config) for found in (on_cpu, on_gpu)]
     operations = OPERATIONS * on_cpu.config.get_text_config().num_hidden_layers
     cpu, launches = 1000 * sizes[0] / cpu_rate, 1000 * launch * operations  # ms

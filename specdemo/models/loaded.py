@@ -36,7 +36,7 @@ from ..engines.runner import Runner
 from ..formats import byte_size
 from ..system.hardware import compute_dtype, cpu_model, cpu_name, device_name, dtype_name
 from ..system.progress import attended
-from ..system.replaced import REPLACED
+from ..system.replaced import LIBRARY, REPLACED
 from . import chat
 from .checkpoint import Checkpoint, fetch_weights
 from .configuration import context_of, embedding_rows
@@ -205,8 +205,9 @@ def load(
     """Make a preset ready, fetching what is missing. If this fails, all memory is freed.
 
     Args:
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's choice or the best for the device. On
-            a CPU float16 is for the weights only, see `hardware.compute_dtype`.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's choice or the best for the device,
+            which on a CPU is "stored" where the target's file is quantized. On a CPU float16 is for the weights only,
+            see `hardware.compute_dtype`.
         device: "cpu", "cuda" or "cuda:1"; None or "auto" takes CUDA if it is there, and on a Mac the faster
             of "cpu" and "mps", see `choose_on_mac`. A second one after a comma is that of the draft model, as in
             "cuda,cpu".
@@ -218,6 +219,7 @@ def load(
         LoadError: the weights cannot be fetched or opened: one sentence says why and what to do.
     """
     WEIGHTS.begin_anew()  # presets that share a chunk would keep each other's memory
+    had_c = LIBRARY not in REPLACED
     try:
         with attended(lambda: False, partial(progress, None)):
             return _load(preset, dtype, device, progress, eager, instead_of)
@@ -230,10 +232,12 @@ def load(
             if isinstance(error, LoadError):  # it is a sentence, while a bug keeps its traceback for the log
                 cause.__traceback__ = None
         _free_memory()
-        if not short or instead_of is None or instead_of.released:
+        lost_c = had_c and LIBRARY in REPLACED and dtype in (None, "auto")  # then auto is another type
+        if not lost_c and (not short or instead_of is None or instead_of.released):
             raise
-    progress(None, MAKING_ROOM)  # it takes more memory than estimated
-    instead_of.release()
+    if instead_of is not None and not instead_of.released:
+        progress(None, MAKING_ROOM)  # it takes more memory than estimated
+        instead_of.release()
     return load(preset, dtype, device, progress, eager)
 
 

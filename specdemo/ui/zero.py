@@ -67,7 +67,10 @@ class ZeroBackend(Backend):
 
     def load(self, preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
         opened = import_quickly("specdemo.models.loaded")
-        return opened.load(preset, self.dtype, "cpu", progress=progress, instead_of=instead_of)
+        dtype = self.dtype
+        if dtype in (None, "auto"):  # else a fork would fetch and convert another copy of a GGUF file in its own time
+            dtype = preset.dtype or "bfloat16"
+        return opened.load(preset, dtype, "cpu", progress=progress, instead_of=instead_of)
 
     def race(self, loaded: Any, request: Request) -> LoadedRace:
         items = self._raced(loaded.preset, request)

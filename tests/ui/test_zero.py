@@ -120,6 +120,20 @@ def test_with_the_real_package_outside_a_space_the_race_runs_here() -> None:
         zero._kept.clear()
 
 
+@pytest.mark.parametrize(
+    ("asked", "name", "loaded"),
+    [("auto", "smollm2-135m", "bfloat16"), ("auto", NAME, "float32"), ("stored", "smollm2-135m", "stored")],
+)
+def test_the_page_has_the_copy_of_the_weights_that_a_fork_will_read(
+    spaces: Spaces, monkeypatch: pytest.MonkeyPatch, asked: str, name: str, loaded: str
+) -> None:
+    """Not the stored weights that auto takes on a CPU: a fork would fetch the file again."""
+    seen: list[str] = []
+    monkeypatch.setattr("specdemo.models.loaded.load", lambda preset, dtype, *_, **__: seen.append(dtype))
+    zero.ZeroBackend(asked, BUDGETS).load(load_presets()[0][name], lambda *_: None, None)
+    assert seen == [loaded]
+
+
 def test_every_preset_can_be_sent_to_the_fork() -> None:
     for preset in load_presets()[0].values():
         assert pickle.loads(pickle.dumps(preset)) == preset

@@ -19,7 +19,7 @@ from .rows import Row
 TESTED = "native", "quantized", "experts", "exact_rows", "noise", "sampling"
 SIZES = replace(REPORT, name="the CPU", new_tokens=24, tests=tuple(f"tests/unit/test_{name}.py" for name in TESTED))
 SECONDS = 400  # for the tests
-KINDS = ("cpu", "float32"), ("cpu", "auto"), ("cpu", "stored"), ("mps", "float16")  # devices and types of weights
+KINDS = ("cpu", "float32"), ("cpu", "bfloat16"), ("cpu", "stored"), ("mps", "float16")  # devices and types of weights
 DRAFTERS = "lookup-ngram", "eagle"
 
 
