@@ -35,7 +35,7 @@ INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eig
     return (integers)vdotq_s32((int32x4_t)sum, c, fours);
 #else
     const int16x8_t first = vmull_s8(vget_low_s8(c), vget_low_s8(fours)), second = vmull_high_s8(c, fours);
-    return sum + (integers)vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second));
+    return (integers)vpadalq_s16((int32x4_t)sum, vpaddq_s16(first, second)); /* two products fit into 16 bits */
 #endif
 }
 
