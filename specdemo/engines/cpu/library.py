@@ -237,7 +237,8 @@ def library_for(dtype: torch.dtype, quantized: bool = False) -> Library | None:
     kind = KINDS.get((dtype, computed))
     if kind is None or LIBRARY in REPLACED or (kind == "BFLOAT16" and not (cpu_has("avx512_bf16") or cpu_has("bf16"))):
         return None
-    # gcc's order of instructions makes products of 3 to 6 rows with 4 bits 5% to 14% slower (AVX-512).
-    options = ["-DQUANTIZED", "-fno-schedule-insns2"] if quantized else []
+    # gcc's order of instructions makes products of 3 to 6 rows with 4 bits 5% to 14% slower (AVX-512). On ARM its order
+    # before registers are given out spills ten times as often.
+    options = ["-DQUANTIZED", "-fno-schedule-insns", "-fno-schedule-insns2"] if quantized else []
     functions = compiled(SOURCE, f"-D{kind}", *options)
     return Library.of(functions, dtype, quantized) if functions else None
