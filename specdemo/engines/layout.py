@@ -181,7 +181,8 @@ class FusedModel:
     @property
     def rounds_inputs(self) -> bool:
         """Whether the inputs of products become codes of one byte, see `cpu/quantized.h`."""
-        steps = [product.multiply for layer in self.layers for product in layer.products]
+        products = [self.head, *(product for layer in self.layers for product in layer.products)]
+        steps = [product.multiply for product in products]
         return any(isinstance(step, PackedLinear) and step.code_bytes == 1 for step in steps)
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -196,11 +196,13 @@ def test_the_parts_of_a_product_may_be_of_different_kinds() -> None:
     assert torch.equal(together(x), torch.cat([packed(weight)(x) for weight in weights], -1))
 
 
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("code", [Quantized, Precise])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_not_hidden(wrong: float) -> None:
+def test_what_is_not_finite_is_not_hidden(wrong: float, code: type[Quantized], kind: str) -> None:
     x = inputs(3)
     x[1, 5] = wrong
-    out = packed(stored("Q4_K")[0])(x)
+    out = packed(code(**stored(kind)[0].parts()))(x)
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
 
@@ -373,6 +375,17 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(
         load(preset_of(folder), "stored", "cpu")
     with refuses(BadInput, "int4"):
         preset_models.check_dtype(torch.quint4x2, torch.device("cuda"))
+
+
+def test_of_a_model_only_the_head_may_be_quantized(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Its inputs are rounded too, which the test of an engine must allow."""
+    model = tiny("llama", len(tokenizer), hidden_size=256, tie_word_embeddings=False)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in={"output": "Q8_0"})
+    loaded = load(preset_of(Gguf(str(tmp_path / "tiny.gguf"))), "stored", "cpu")
+    assert loaded.engine == "native"
+    loaded.release()
 
 
 def test_weights_are_called_stored_only_if_some_are_kept_quantized(
