@@ -12,7 +12,8 @@ def facts(loaded: Any) -> tuple[str, ...]:
     environment = loaded.environment()
     dtype, weights = environment.get("dtype"), environment.get("weights_dtype")
     stored = f"{weights} weights" if weights and weights != dtype else None
-    stored = "weights as the file stores them" if weights == "stored" else stored
+    if weights in ("stored", "stored16"):
+        stored = "weights as the file stores them" + ", inputs in 16 bits" * (weights == "stored16")
     own = "transformers' own passes" if environment.get("engine") == "eager" else None
     placed = environment.get("placement", {})
     away = placed.get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0

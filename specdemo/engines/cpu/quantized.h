@@ -116,6 +116,7 @@ INLINE void put_codes(const Inputs *in, long at, const int32_t *codes, float sca
 static void encode(const Inputs *in, long count, long inner, int bytes) {
     const float limit = bytes == 1 ? LARGEST : FACTOR * LARGEST + LARGEST;
     const long groups = inner / GROUP;
+    static const float zeros[GROUP];
     for (SHARE(i, count * groups)) {
         const float *x = (const float *)in->x + i * GROUP; /* models with quantized weights compute in float32 */
         const int32_t *bits = (const int32_t *)x;
@@ -128,6 +129,7 @@ static void encode(const Inputs *in, long count, long inner, int bytes) {
             most = size > most ? size : most;
         }
         memcpy(&largest, &most, sizeof largest);
+        if (!(largest < INFINITY)) x = zeros; /* what is not finite is no integer: the scale tells of it */
         const float inverse = largest > LEAST ? limit / largest : 0, scale = largest / limit;
 #pragma omp simd
         for (int k = 0; k < GROUP; k++) {
@@ -153,7 +155,7 @@ static void sum_quantized(int rows, int bytes, const Part *p, long block, const 
         KINDS(7) KINDS(8) KINDS(9)
 #endif
     default: /* `Quantized` has no others; what is not computed is no number */
-        for (long i = 0; i < rows * COLUMNS; i++) sums[i] = NAN;
+        for (long i = 0; i < rows * bytes * COLUMNS; i++) sums[i] = NAN;
     }
 #undef CASE
     for (long r = 0; r < rows && bytes == 2; r++)
