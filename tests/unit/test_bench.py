@@ -176,7 +176,8 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
     assert len(runs) == len(outcome["runs"])
     assert "token_ids" not in kept.read_text()
     assert max(map(len, kept.read_text().splitlines())) < 2000
-    assert runs[0]["tokens_per_second"] == pytest.approx(outcome["runs"][0]["tokens_per_second"], rel=1e-5)
+    speeds = [[run["tokens_per_second"] for run in each] for each in (runs, outcome["runs"])]
+    assert [speed for speed in speeds[0] if speed] == pytest.approx([speed for speed in speeds[1] if speed], rel=1e-5)
     lines = markdown(found["rows"])
     assert lines[0].count("|") == 7
     assert tells(lines[0], "T tokens/s transformers alone texts")
