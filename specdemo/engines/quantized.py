@@ -261,7 +261,7 @@ def _packed(codes: Numbers) -> Numbers:
     if codes.dtype == np.int8:
         return np.ascontiguousarray(codes)
     eights = codes.reshape(len(codes), -1, 2, 4)
-    return np.ascontiguousarray(eights[:, :, 0] | eights[:, :, 1] << 4).reshape(len(codes), -1)
+    return (eights[:, :, 0] | eights[:, :, 1] << 4).reshape(len(codes), -1)
 
 
 # Those made of other weights ----------------------------------------------------------------------------------------

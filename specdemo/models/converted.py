@@ -38,7 +38,7 @@ COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loa
 # A large model is kept once. Its weights have a few bits each, so the rounding to bfloat16 matters little.
 ONE_COPY: Copies = {"bfloat16": None}
 # Quantized weights as the file has them, the others as `narrowed`.
-AS_STORED: Copies = {"stored": None, "stored16": None}
+STORED_COPY: Copies = {"stored": None, "stored16": None}
 EXACT: Copies = {"float32": None}  # the file's own numbers, for whoever asks for them
 
 
@@ -83,13 +83,13 @@ class Converted(Source):
 
     def entry(self, copies: Copies) -> Path:
         """The path of the model in the cache with these number types, whether or not it exists."""
-        kind = "-stored" if copies == AS_STORED else "-float32" if copies == EXACT else ""
+        kind = "-stored" if copies == STORED_COPY else "-float32" if copies == EXACT else ""
         return cache_folder() / f"{self.label}-{self.identity()['gguf_sha256'][:12]}{kind}-v{LAYOUT}"
 
     @property
     def is_made(self) -> bool:
         """Whether the cache has the converted model."""
-        return any((self.entry(copies) / IDENTITY).is_file() for copies in (self.copies, AS_STORED))
+        return any((self.entry(copies) / IDENTITY).is_file() for copies in (self.copies, STORED_COPY))
 
     def gguf_path(self, progress: Progress) -> Path:
         sha256 = self.identity()["gguf_sha256"]
@@ -125,7 +125,7 @@ def converted(source: Converted, dtype: torch.dtype | None, progress: Progress) 
     from ..system.hardware import STORED, dtype_name
 
     exact = source.own_float32 and dtype == torch.float32
-    copies = AS_STORED if dtype in STORED else EXACT if exact else source.copies
+    copies = STORED_COPY if dtype in STORED else EXACT if exact else source.copies
     variant = copies.get(dtype_name(dtype)) if dtype else None  # other types are cast from the first copy
     progress(None, "checking the weights")
     source.check()
@@ -184,8 +184,8 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progres
     config = config_of(header, lambda tensor: tensors[tensor].numbers.tolist())
     config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     config.eos_token_id = end_ids(header.fields) or None
-    as_stored = copies == AS_STORED and knows(config) and header.architecture not in WHOLE
-    if copies == AS_STORED:
+    as_stored = copies == STORED_COPY and knows(config) and header.architecture not in WHOLE
+    if copies == STORED_COPY:
         copies = ONE_COPY
     dtype = getattr(torch, next(iter(copies)))
     check_files(name, config, [gguf])

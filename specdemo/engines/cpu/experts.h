@@ -63,8 +63,7 @@ static void give_slots(const Routing *r, long count, long experts, long used) {
 
 /* The inputs from a row on. */
 INLINE Inputs from_row(const Inputs *in, long row, long inner, int bytes) {
-    const long groups = inner / GROUP;
-    const long codes = row * bytes;
+    const long groups = inner / GROUP, codes = row * bytes;
     return (Inputs){in->x + row * inner, in->codes + codes * inner, in->scales + codes * groups, in->sums + codes * groups,
-                    in->offsets + codes * groups * (GROUP / NARROW)};
+                    in->offsets + codes * groups * 2};
 }

@@ -468,23 +468,22 @@ int run_layers(const Model *m, int depth, float *const *outputs, float *x, const
     const long floats = max(max(max(inner, hidden), slots), one->qkv.parts * m->width); /* of a token, in `all` */
     const long scratch_size = count * max(m->width, COLUMNS);
     const long own_size = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
-    const long longest = max(max(max(one->qkv.inner, queries), inner), slots), groups = longest / GROUP;
-    const long per_token = sizeof(Row) + (floats + 8 * groups) * sizeof(float) + 2 * longest +
+    const long longest = max(max(max(one->qkv.inner, queries), inner), slots), room = code_room(count, longest);
+    const long per_token = sizeof(Row) + floats * sizeof(float) +
                            (one->qkv.inner + 2 * queries + inner + slots) * sizeof(act_t);
     const long first = threads * own_size + routing_size(count, experts, used);
-    char *buffers = malloc(first + sizeof(Row) + count * per_token);
+    char *buffers = malloc(first + sizeof(Row) + count * per_token + room);
     if (!buffers) return 0;
     Row *rows = (Row *)(buffers + round_up(first, sizeof(Row))), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
         for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
-    float *all = (float *)next, *scales = all + count * floats, *sums = scales + 2 * count * groups;
-    int32_t *offsets = (int32_t *)(sums + 2 * count * groups);
-    act_t *normed = (act_t *)(offsets + 4 * count * groups), *q = normed + count * one->qkv.inner;
-    act_t *attended = q + count * queries, *activated = attended + count * queries, *sorted = activated + count * inner;
-    int8_t *codes = (int8_t *)(sorted + count * slots);
+    float *all = (float *)next;
+    char *codes = (char *)(all + count * floats);
+    act_t *normed = (act_t *)(codes + room), *q = normed + count * one->qkv.inner, *attended = q + count * queries;
+    act_t *activated = attended + count * queries, *sorted = activated + count * inner;
     Pass pass = {m, depth, kv_only, outputs, second_input, count, stride, x, all, rows, q,
-                 {normed, codes, scales, sums, offsets}, {attended, codes, scales, sums, offsets},
-                 {activated, codes, scales, sums, offsets}, {sorted, codes, scales, sums, offsets},
+                 inputs_at(codes, normed, count, longest), inputs_at(codes, attended, count, longest),
+                 inputs_at(codes, activated, count, longest), inputs_at(codes, sorted, count, longest),
                  routing_in(buffers + threads * own_size, count, experts, used), 0, buffers, own_size, scratch_size};
     run_parallel(run_share, &pass, threads, 0);
     free(buffers);
@@ -505,13 +504,10 @@ static void run_product_share(void *data) {
 /* out [count, outer] = the product of x [count, inner], normed first if there is a norm; then x is float32, else act_t, and
    so is `out`. Returns 0 if there is no memory left, else 1. */
 int run_product(const Norm *n, const Linear *product, const void *x, long count, void *out, int threads) {
-    const long size = count * product->inner, groups = size / GROUP;
-    char *buffer = malloc(size * (sizeof(act_t) + 2) + 8 * groups * sizeof(float) + 1); /* malloc(0) may be NULL */
+    const long inner = product->inner, room = code_room(count, inner);
+    char *buffer = malloc(room + count * inner * sizeof(act_t) + 1); /* malloc(0) may be NULL */
     if (!buffer) return 0;
-    float *scales = (float *)buffer, *sums = scales + 2 * groups;
-    int32_t *offsets = (int32_t *)(sums + 2 * groups);
-    act_t *normed = (act_t *)(offsets + 4 * groups);
-    Product p = {n, product, x, out, {n ? normed : (act_t *)x, (int8_t *)(normed + size), scales, sums, offsets}, count};
+    Product p = {n, product, x, out, inputs_at(buffer, (act_t *)(n ? buffer + room : x), count, inner), count};
     run_parallel(run_product_share, &p, threads, 0);
     free(buffer);
     return 1;

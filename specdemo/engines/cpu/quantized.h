@@ -24,6 +24,15 @@ enum { EIGHT = 1, LOWS = 2, UNITS = 4 }; /* bits of `kind` - 1 */
    [rows, inner / NARROW] are -BIAS * the sums of codes. */
 typedef struct { act_t *x; int8_t *codes; float *scales, *sums; int32_t *offsets; } Inputs;
 
+/* The bytes of the codes of `count` inputs with all that goes with them, and these inputs with them at `place`. */
+INLINE long code_room(long count, long inner) { return count * (inner / GROUP) * (8 * sizeof(float) + 2 * GROUP); }
+INLINE Inputs inputs_at(char *place, act_t *x, long count, long inner) {
+    const long groups = 2 * count * (inner / GROUP); /* of two rows of codes each */
+    float *scales = (float *)place, *sums = scales + groups;
+    int32_t *offsets = (int32_t *)(sums + groups);
+    return (Inputs){x, (int8_t *)(offsets + 2 * groups), scales, sums, offsets};
+}
+
 /* Scales or lows of LANES columns: those of a group, times those of its SUPER if there are units. */
 INLINE vector scaled(const void *scales, const void *units, long group, long super, int v, const int kind) {
     const long column = v * LANES;
@@ -66,7 +75,8 @@ UNROLLED
                     const char *item = stored + ((eight ? four : four / 2) * COLUMNS + v * LANES) * 4;
                     if ((eight || four % 2 == 0) && (item - stored) % LINE == 0) __builtin_prefetch(item + AHEAD, 0, 2);
                     codes[v] = *(const integers *)item;
-                    if (!eight) codes[v] = codes[v] >> four % 2 * 4 & 0x0f0f0f0f;
+                    if (eight) codes[v] ^= (int32_t)(BIAS * 0x01010101u); /* the same as to add it to each code */
+                    else codes[v] = codes[v] >> four % 2 * 4 & 0x0f0f0f0f;
                 }
 UNROLLED
                 for (int r = 0; r < rows; r++)

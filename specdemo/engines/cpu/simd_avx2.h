@@ -19,12 +19,11 @@ INLINE integers integers_of(const void *x, const int is_signed) {
 }
 
 /* sum + the products of four codes of a row, `x`, with those of each column. Codes of a column are 0 to 15; with `eight`
-   they have 8 bits and count as larger by BIAS. `sum_of` what was added for a group of 4-bit codes are its sums: without
+   they are those of 8 bits, to which BIAS was added. `sum_of` what was added for a group of 4-bit codes are its sums: without
    VNNI (products of bytes) two of 16 bits make one, which are at most 8 * 2 * 15 * LARGEST. */
 #ifdef __AVXVNNI__
 #define BIAS 128
 INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
-    if (eight) codes ^= (int32_t)0x80808080;
     sum = (integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(x));
     __asm__("" : "+v"(sum)); /* else the compiler puts the additions off, and the products into memory */
     return sum;

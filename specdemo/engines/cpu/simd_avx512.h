@@ -18,7 +18,6 @@ INLINE integers integers_of(const void *x, const int is_signed) {
 #ifdef __AVX512VNNI__
 #define BIAS 128
 INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
-    if (eight) codes ^= (int32_t)0x80808080;
     sum = (integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(x));
     __asm__("" : "+v"(sum));
     return sum;
