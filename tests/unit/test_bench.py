@@ -176,8 +176,8 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
     assert len(runs) == len(outcome["runs"])
     assert "token_ids" not in kept.read_text()
     assert max(map(len, kept.read_text().splitlines())) < 2000
-    speeds = [[run["tokens_per_second"] for run in each] for each in (runs, outcome["runs"])]
-    assert [speed for speed in speeds[0] if speed] == pytest.approx([speed for speed in speeds[1] if speed], rel=1e-5)
+    kept_speeds, speeds = ([run["tokens_per_second"] or 0 for run in each] for each in (runs, outcome["runs"]))
+    assert kept_speeds == pytest.approx(speeds, rel=1e-5)  # a busy machine withholds some
     lines = markdown(found["rows"])
     assert lines[0].count("|") == 7
     assert tells(lines[0], "T tokens/s transformers alone texts")
