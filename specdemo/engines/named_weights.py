@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..system.hardware import QUANTIZED, STORED, UNQUANTIZED, unquantized
 from .families import OUTPUT, ROUTER, family_of, final_norm_eps
-from .quantized import GROUP, Weight, quantized
+from .quantized import GROUP, Quantized, Weight, quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -51,16 +51,19 @@ class StoredAs(UserDict[str, Weight]):
         return stored_as(name, plain(self.data, name), self.dtype)
 
 
-def stored_as(name: str, weight: Tensor, dtype: torch.dtype) -> Weight:
+def stored_as(name: str, weight: Weight, dtype: torch.dtype) -> Weight:
     """A weight in another number type.
 
     Of a quantized type are matrices whose rows have whole groups, but for those of routers, which choose between whole
     experts. The matrices of the experts of a layer, [experts, outer, inner], become one [experts * outer, inner].
-    Vectors beside them are float32, since some are too large for float16.
+    Vectors beside them are float32, since some are too large for float16. What is quantized already stays as it is,
+    unless it has more bits than were asked for.
 
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
+    if isinstance(weight, Quantized):
+        return quantized(weight, 4) if dtype == torch.quint4x2 and weight.bits > 4 else weight
     rounds = dtype in QUANTIZED.values() and dtype not in STORED
     if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
         return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)

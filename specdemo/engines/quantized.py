@@ -21,7 +21,7 @@ from ..system.hardware import UNQUANTIZED
 GROUP = 32  # numbers that share a scale and a low
 NARROW = 16  # numbers that share a scale where it is a level and there are no lows
 SUPER = 256  # numbers that share a unit
-AT_ONCE = 1 << 24  # bytes of a GGUF file's weight that are unpacked at a time: it takes several times as many
+AT_ONCE = 1 << 20  # bytes or numbers of a weight that are converted at a time: what comes between stays in the cache
 
 KINDS = {2, 3, 4, 6, 7, 8}  # that `quantized.h` knows, see `Quantized.kind`
 
@@ -267,8 +267,14 @@ def _packed(codes: Numbers) -> Numbers:
 # Those made of other weights ----------------------------------------------------------------------------------------
 
 
-def quantized(weight: Tensor, bits: int) -> Quantized:
+def quantized(weight: Weight, bits: int) -> Quantized:
     """Round a weight [outer, inner] to 4 or 8 bits, in groups of 32 as in llama.cpp's Q4_1 and Q8_0."""
+    rows = max(1, AT_ONCE // weight.shape[1])
+    some = [_rounded(widened(weight[start : start + rows]), bits).parts() for start in range(0, len(weight), rows)]
+    return Quantized(**{name: torch.cat([parts[name] for parts in some]) for name in some[0]})
+
+
+def _rounded(weight: Tensor, bits: int) -> Quantized:
     groups = weight.detach().float().unflatten(1, (-1, GROUP))
     if bits == 8:
         scales, lows = (groups.abs().amax(-1) / 127).half(), None

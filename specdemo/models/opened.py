@@ -25,7 +25,7 @@ from ..engines.named_weights import Weights, embeddings, final_norm, stored_as
 from ..engines.quantized import Weight, widened
 from ..engines.self_test import WrongLogits, self_test
 from ..formats import reason
-from ..system.hardware import STORED, compute_dtype, unquantized
+from ..system.hardware import QUANTIZED, compute_dtype, unquantized
 from ..system.progress import tell
 from .checkpoint import Checkpoint, fetch_weights
 from .configuration import described
@@ -64,8 +64,10 @@ def open_model(
     """
     dtype, computed = checkpoint.dtype, compute_dtype(checkpoint.dtype, device)
     with wrap_load_errors(checkpoint.source):
-        if dtype in STORED and (weights := read_weights(checkpoint, fetch_weights(checkpoint, progress), device)):
-            return _opened_widened(checkpoint, weights, computed)
+        if dtype in QUANTIZED.values():
+            weights = read_weights(checkpoint, fetch_weights(checkpoint, progress), device)
+            if weights is not None:
+                return _opened_widened(checkpoint, weights, computed)
         model = open_whole(
             str(checkpoint.source),
             checkpoint.name_or_path,

@@ -87,7 +87,8 @@ def find_models(
         check_quantizes(found.config, chosen)
     if models[0].header is None:
         check_prompts(models[0], preset)
-    models = [_in_memory(found, chosen, device) for found, device in zip(models, devices, strict=False)]
+    dtypes = chosen, _draft_dtype(models[-1], chosen)
+    models = [_in_memory(*each) for each in zip(models, dtypes, devices, strict=False)]
     return [replace(models[0], skip_layers=preset.skip_layers or 0), *models[1:]]
 
 
@@ -102,6 +103,12 @@ def _multiplies_quantized(target: Source, devices: Iterable[torch.device]) -> bo
     """Whether these devices would multiply by quantized weights that a target may have."""
     on_cpu = all(device.type == "cpu" for device in devices)
     return on_cpu and isinstance(target, Converted) and library_for(UNQUANTIZED, quantized=True) is not None
+
+
+def _draft_dtype(draft: Checkpoint, dtype: torch.dtype) -> torch.dtype:
+    """The type of a draft model's weights beside a target with weights of this type. Where those are as stored, a draft
+    model has 4 bits: it then drafts nearly the same, and a draft takes half the time of one with 8."""
+    return torch.quint4x2 if dtype in STORED and not family_of(draft.config).transposed else dtype
 
 
 def _in_memory(found: Checkpoint, dtype: torch.dtype, device: torch.device) -> Checkpoint:

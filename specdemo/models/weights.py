@@ -170,7 +170,8 @@ class StoredWeights(Mapping[str, Weight]):
         experts: dict[str, JointExperts] = {}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
-            names = [name for name in sorted(file.keys()) if SEPARATOR not in name or (of_ours and dtype in STORED)]
+            kept = of_ours and dtype in QUANTIZED.values()
+            names = [name for name in sorted(file.keys()) if kept or SEPARATOR not in name]
             for stated, tensors in groupby(names, lambda tensor: tensor.partition(SEPARATOR)[0]):
                 name, place = joint_name(text_name(stated))
                 ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
@@ -198,7 +199,8 @@ class StoredWeights(Mapping[str, Weight]):
         file, there = self._files[name]
         if len(there) > 1:
             parts = {one.partition(SEPARATOR)[2]: file.get_tensor(one) for one in there}
-            weight: Weight = (Precise if self.dtype == STORED_16 else Quantized)(**parts)
+            of_file = (Precise if self.dtype == STORED_16 else Quantized)(**parts)
+            weight = stored_as(name, of_file, self.dtype)
         else:
             read: Tensor = file.get_tensor(there[0])
             weight = stored_as(name, read, self.dtype)
@@ -221,7 +223,7 @@ class StoredWeights(Mapping[str, Weight]):
 
     def _size(self, name: str) -> int:
         file, there = self._files[name]
-        if len(there) > 1:
+        if len(there) > 1 and self.dtype in STORED:
             return sum(file.get_tensor(one).nbytes for one in there)
         return prod(self.shapes[name]) * bits_of(self.dtype, len(self.shapes[name])) // 8
 

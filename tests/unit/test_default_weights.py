@@ -120,13 +120,13 @@ def test_a_wheel_is_fetched_once(write: Write, cache: Path, tmp_path: Path, monk
 def test_a_draft_model_may_have_other_weights(
     write: Write, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, cache: Path
 ) -> None:
-    """The target's decide. A draft model that is not quantized is float16 then, as with `stored`."""
+    """The target's decide: beside weights that are kept as stored those of a draft model have 4 bits."""
     source, folder = write(), save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
-    both = preset_of(source, write("Q4_0"))
-    assert [found.dtype for found in find_models(both, None, "cpu")] == [AS_STORED, AS_STORED]
+    both, kept = preset_of(source, write("Q4_0")), [AS_STORED, torch.quint4x2]
+    assert [found.dtype for found in find_models(both, None, "cpu")] == kept
     assert [name.count("-stored") for name in entries(cache)] == [1, 1]
-    for preset, dtype in ((preset_of(source, folder), AS_STORED), (preset_of(folder, source), USUAL)):
-        assert [found.dtype for found in find_models(preset, None, "cpu")] == [dtype, dtype]
+    for preset, dtypes in ((preset_of(source, folder), kept), (preset_of(folder, source), [USUAL, USUAL])):
+        assert [found.dtype for found in find_models(preset, None, "cpu")] == dtypes
         loaded = load(preset, None, "cpu")
         assert loaded.draft_runner(16).prefill([1, 2]).isfinite().all()
         loaded.release()

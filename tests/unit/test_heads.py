@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdemo.decoding.parts import DrafterParts
 from specdemo.drafters.chain import NextPass
@@ -29,10 +29,12 @@ from specdemo.drafters.heads.ready import LayeredPasses, Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.passes import alone, answered
+from specdemo.engines.quantized import GROUP, quantized
 from specdemo.engines.runner import Pass
 from specdemo.errors import BadInput
 from specdemo.models.presets import find_preset
 from specdemo.settings import MAX_K, Settings
+from specdemo.system.hardware import UNQUANTIZED
 from specdemo.tokens import Draft
 from tests.harness.classes import Eagle, HeadDrafter
 from tests.harness.doubles import MODEL_VOCAB, accepting, proposed
@@ -209,6 +211,27 @@ def test_beside_a_target_in_float16_a_head_rounds_its_weights_and_computes_in_fl
     for ours, exact in zip(*outcomes, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, exact)
+
+
+@pytest.mark.skipif(library_for(UNQUANTIZED, quantized=True) is None, reason="no C library here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_beside_a_quantized_target_a_head_has_weights_of_eight_bits(kind: type[Head]) -> None:
+    torch.manual_seed(0)
+    shape = ModelToy(model=tiny_model("llama")).heads[kind.kind].head.shape
+    head, embedding = kind(shape).half().float(), quantized(torch.randn(shape.vocab_size, shape.hidden), 8)
+    exact = copy.deepcopy(head)
+    for part in exact.modules():
+        if isinstance(part, nn.Linear) and part.in_features % GROUP == 0:
+            part.weight.data = quantized(part.weight, 8).float()
+    ours, wide = ReadyHead(head, embedding, embedding), ReadyHead(exact, embedding.float(), embedding.float())
+    steps = [part.step for part in ours.head.modules() if isinstance(part, Packed) and isinstance(part.step, Linear)]
+    eights = [getattr(step.multiply, "code_bytes", 0) == 1 for step in steps]
+    assert any(eights)
+    assert all(eights) or kind is MedusaHead  # its bigram term reads few numbers
+    states = torch.randn(3, len(shape.state_layers) * shape.hidden)
+    for made in (lambda ready: ready.head.fused(states), lambda ready: ready.logits(ready.embed([1, 2]))):
+        product, of_numbers = made(ours), made(wide)
+        assert (product - of_numbers).abs().max() < 0.03 * of_numbers.abs().max()  # inputs have 8 bits too
 
 
 # Files -----------------------------------------------------------------------------------------------------

@@ -342,6 +342,28 @@ def test_a_file_kept_as_stored_has_the_numbers_of_one_that_was_converted(
 
 
 @torch.inference_mode()
+def test_a_draft_model_has_four_bits_of_what_is_stored(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer=tokenizer, stored_in=KINDS)
+    source = Gguf(str(tmp_path / "tiny.gguf"))
+    both = load(preset_of(source, source), "stored", "cpu")
+    target, draft = both.model.state_dict(), both.draft_model.state_dict()
+    fewer = set()
+    for name, weight in target.items():
+        if torch.equal(draft[name], quantized(weight, 4).float() if weight.dim() > 1 else weight):
+            fewer.add(name.split(".")[-2])
+        else:
+            assert torch.equal(draft[name], weight), name  # it has 4 bits in the file
+    assert {"embed_tokens", "v_proj", "o_proj", "up_proj", "down_proj"} <= fewer
+    assert not fewer & {"q_proj", "k_proj"}
+    logits, (exact,) = both.draft_runner(8).prefill([3, 5, 7]), both.draft_model(torch.tensor([[3, 5, 7]])).logits
+    assert (logits[-1] - exact[-1]).abs().max() < 0.05 * exact[-1].abs().max()
+    both.release()
+
+
+@torch.inference_mode()
 def test_numbers_too_large_for_float16_are_kept_in_norms_and_refused_in_products(
     cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

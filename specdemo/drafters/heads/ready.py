@@ -14,7 +14,7 @@ from ...engines.gpu.capture import Capture, CapturedFunction, CapturedFunctions,
 from ...engines.gpu.graph import LENGTHS, LONGEST, Slot, SlotPool
 from ...engines.layout import Linear, Norm, Step
 from ...engines.passes import PendingPass
-from ...engines.quantized import Weight, rows_of
+from ...engines.quantized import GROUP, Quantized, Weight, quantized, rows_of
 from ...system.device import to_device
 from ...system.hardware import compute_dtype
 from ..captured_trees import Growth
@@ -36,8 +36,15 @@ class Packed(nn.Module):
         return self.step(x)
 
 
-def pack(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the linear layers, with weights stored as `dtype`, and the norms below `module` by packed ones.
+def _as(weight: Tensor, like: Weight) -> Weight:
+    """A weight in the number type of the target's, or in 8 bits where these are quantized."""
+    if isinstance(like, Quantized) and weight.shape[1] % GROUP == 0:
+        return quantized(weight, 8)
+    return weight.to(like.dtype)
+
+
+def pack(module: nn.Module, like: Weight) -> None:
+    """Replace the linear layers, with weights as the target stores one, and the norms below `module` by packed ones.
 
     They can no longer be trained.
     """
@@ -45,12 +52,12 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
         if isinstance(child, nn.Linear):
             bias = None if child.bias is None else child.bias.detach()
             parts = module.parts.get(name, 1) if isinstance(module, HeadLayer) else 1
-            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias, parts))
+            module._modules[name] = Packed(Linear.of(_as(child.weight.detach(), like), bias, parts))
         elif isinstance(child, nn.RMSNorm):
             assert child.eps is not None
             module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
         else:
-            pack(child, dtype)
+            pack(child, like)
 
 
 def _equal(own: Tensor, targets: Weight) -> bool:
@@ -84,7 +91,7 @@ class ReadyHead(Generic[H]):
         layers = head.decoder_layers() if packed and head.in_library else ()
         for layer in layers:
             layer.join()
-        pack(self.head, embedding.dtype)
+        pack(self.head, embedding)
         self.native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
