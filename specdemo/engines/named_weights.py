@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..system.hardware import QUANTIZED, STORED, UNQUANTIZED, unquantized
 from .families import OUTPUT, ROUTER, family_of, final_norm_eps
-from .quantized import GROUP, Quantized, Weight, quantized
+from .quantized import GROUP, TOO_LARGE, Quantized, Weight, quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -62,17 +62,17 @@ def stored_as(name: str, weight: Weight, dtype: torch.dtype) -> Weight:
     Raises:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
+    rounds = dtype in QUANTIZED.values() and dtype not in STORED and not name.endswith(ROUTER)
     if isinstance(weight, Quantized):
-        return quantized(weight, 4) if dtype == torch.quint4x2 and weight.bits > 4 else weight
-    rounds = dtype in QUANTIZED.values() and dtype not in STORED
-    if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0 and not name.endswith(ROUTER):
+        return quantized(weight, 4) if rounds and dtype == torch.quint4x2 and weight.bits > 4 else weight
+    if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0:
         return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
     if dtype in QUANTIZED.values() and weight.dim() == 1:
         return weight.float()
     dtype = unquantized(dtype)
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
-        raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")
+        raise ValueError(TOO_LARGE)
     return stored
 
 

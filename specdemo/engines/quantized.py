@@ -23,6 +23,7 @@ NARROW = 16  # numbers that share a scale where it is a level and there are no l
 SUPER = 256  # numbers that share a unit
 AT_ONCE = 1 << 20  # bytes or numbers of a weight that are converted at a time: what comes between stays in the cache
 
+TOO_LARGE = "it has weights that are too large for float16; choose another dtype, such as float32."
 KINDS = {2, 3, 4, 6, 7, 8}  # that `quantized.h` knows, see `Quantized.kind`
 
 Numbers = NDArray[Any]
@@ -35,8 +36,8 @@ class Quantized:
     `codes` of 8 bits are -128 to 127, int8 [outer, inner]; those of 4 bits are 0 to 15, uint8 [outer, inner / 2]. Of
     eight numbers four bytes have the first four in their low halves and the others in the high ones. `scales` and
     `lows` are float16 [outer, groups], or if there are units, levels of 8 bits, which are multiplied by the units of
-    scales and of lows, float16 [outer, inner / SUPER] each. `lows` is None if all are 0. The inputs of a product with
-    it become codes of `code_bytes`.
+    scales and of lows, float16 [outer, inner / SUPER] each. `lows` is None if all are 0; with units, codes are then -32
+    to 31. The inputs of a product with it become codes of `code_bytes`.
     """
 
     codes: Tensor
@@ -268,7 +269,11 @@ def _packed(codes: Numbers) -> Numbers:
 
 
 def quantized(weight: Weight, bits: int) -> Quantized:
-    """Round a weight [outer, inner] to 4 or 8 bits, in groups of 32 as in llama.cpp's Q4_1 and Q8_0."""
+    """Round a weight [outer, inner] to 4 or 8 bits, in groups of 32 as in llama.cpp's Q4_1 and Q8_0.
+
+    Raises:
+        ValueError: a number is too large for a scale.
+    """
     rows = max(1, AT_ONCE // weight.shape[1])
     some = [_rounded(widened(weight[start : start + rows]), bits).parts() for start in range(0, len(weight), rows)]
     return Quantized(**{name: torch.cat([parts[name] for parts in some]) for name in some[0]})
@@ -282,6 +287,8 @@ def _rounded(weight: Tensor, bits: int) -> Quantized:
         least = groups.amin(-1)
         scales, lows = ((groups.amax(-1) - least) / 15).half(), (-least).half()
     shifted = groups if lows is None else groups + lows[..., None]
+    if scales.isinf().any() or (lows is not None and lows.isinf().any()):
+        raise ValueError(TOO_LARGE)
     codes = (shifted / scales[..., None].float().clamp(min=torch.finfo(torch.float32).tiny)).round()
     limits = (-127, 127) if lows is None else (0, 15)
     kind = torch.int8 if lows is None else torch.uint8

@@ -95,6 +95,7 @@ class Loaded:
     make_target_runner: MakeRunner | None
     token_bytes: Mapping[str, int]
     bytes_per_pass: int
+    draft_dtype: torch.dtype | None  # of the draft model's stored weights
     experts: dict[str, int] = field(default_factory=dict)  # `count` of a layer, `used` by a token, `bytes` of all
     costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
     _grammar_tokenizer: Any = None  # made for the first run with a grammar
@@ -170,6 +171,7 @@ class Loaded:
             "drafts_by_text": self.parts.translator is not None,
             "dtype": dtype_name(self.dtype),
             "weights_dtype": dtype_name(self.weights_dtype),
+            **({"draft_weights_dtype": dtype_name(self.draft_dtype)} if self.draft_dtype else {}),
             "cpu": cpu_name(),
             "cpu_model": cpu_model(),
             "cores": os.cpu_count(),
@@ -206,8 +208,8 @@ def load(
 
     Args:
         dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's choice or the best for the device,
-            which on a CPU is "stored" where the target's file is quantized. On a CPU float16 is for the weights only,
-            see `hardware.compute_dtype`.
+            which on a CPU is "stored" where the target's file is quantized. A draft model then has weights of 4 bits.
+            On a CPU float16 is for the weights only, see `hardware.compute_dtype`.
         device: "cpu", "cuda" or "cuda:1"; None or "auto" takes CUDA if it is there, and on a Mac the faster
             of "cpu" and "mps", see `choose_on_mac`. A second one after a comma is that of the draft model, as in
             "cuda,cpu".
@@ -330,6 +332,7 @@ def _assembled(
         held=held,
         device=of_target.device,
         dtype=dtype,
+        draft_dtype=models[1].dtype if preset.draft_model else None,
         weights_dtype=dtype if of_target.engine == "eager" else target.dtype,
         token_bytes=token_bytes,
         context=context_of(target.config),

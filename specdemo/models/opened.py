@@ -33,7 +33,7 @@ from .errors import wrap_load_errors
 from .on_hub import download_bar
 from .store import LoadError, Progress, ignore
 from .trial import do_without, has_kernels, try_engine
-from .weights import StoredWeights
+from .weights import StoredWeights, have_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,16 +58,16 @@ def open_model(
     """Open a model by transformers.
 
     Args:
-        max_memory: the most bytes of weights for each of several devices, in this order.
+        max_memory: the most bytes of weights for each of several devices, in this order. Weights that are quantized in
+            the files stay in main memory.
     Raises:
         LoadError: it failed, or its files lack weights. The message says why and what to do.
     """
     dtype, computed = checkpoint.dtype, compute_dtype(checkpoint.dtype, device)
     with wrap_load_errors(checkpoint.source):
-        if dtype in QUANTIZED.values():
-            weights = read_weights(checkpoint, fetch_weights(checkpoint, progress), device)
-            if weights is not None:
-                return _opened_widened(checkpoint, weights, computed)
+        files = fetch_weights(checkpoint, progress) if dtype in QUANTIZED.values() and checkpoint.of_ours else []
+        if have_quantized(files) and (weights := read_weights(checkpoint, files, device)):
+            return _opened_widened(checkpoint, weights, computed)
         model = open_whole(
             str(checkpoint.source),
             checkpoint.name_or_path,
@@ -85,7 +85,7 @@ def open_model(
 
 
 def _opened_widened(checkpoint: Checkpoint, weights: StoredWeights, dtype: torch.dtype) -> PreTrainedModel:
-    """A model by transformers, whose weights may be quantized in its files."""
+    """A model by transformers, some of whose weights are quantized in its files."""
     from transformers import AutoModelForCausalLM
 
     config = described(checkpoint.name_or_path, checkpoint.options)["config"]

@@ -87,7 +87,7 @@ def find_models(
         check_quantizes(found.config, chosen)
     if models[0].header is None:
         check_prompts(models[0], preset)
-    dtypes = chosen, _draft_dtype(models[-1], chosen)
+    dtypes = chosen, _draft_dtype(models[-1], chosen, devices[1])
     models = [_in_memory(*each) for each in zip(models, dtypes, devices, strict=False)]
     return [replace(models[0], skip_layers=preset.skip_layers or 0), *models[1:]]
 
@@ -105,10 +105,11 @@ def _multiplies_quantized(target: Source, devices: Iterable[torch.device]) -> bo
     return on_cpu and isinstance(target, Converted) and library_for(UNQUANTIZED, quantized=True) is not None
 
 
-def _draft_dtype(draft: Checkpoint, dtype: torch.dtype) -> torch.dtype:
+def _draft_dtype(draft: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type of a draft model's weights beside a target with weights of this type. Where those are as stored, a draft
     model has 4 bits: it then drafts nearly the same, and a draft takes half the time of one with 8."""
-    return torch.quint4x2 if dtype in STORED and not family_of(draft.config).transposed else dtype
+    rounds = dtype in STORED and device.type == "cpu" and not family_of(draft.config).transposed
+    return torch.quint4x2 if rounds else dtype
 
 
 def _in_memory(found: Checkpoint, dtype: torch.dtype, device: torch.device) -> Checkpoint:

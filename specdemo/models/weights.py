@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import CDLL, c_int, c_size_t, c_void_p
 from functools import cached_property
 from itertools import groupby
@@ -30,7 +30,7 @@ from ..engines.families import (
     mixture,
 )
 from ..engines.named_weights import stored_as
-from ..engines.quantized import Precise, Quantized, Weight
+from ..engines.quantized import GROUP, Precise, Quantized, Weight
 from ..system.hardware import QUANTIZED, STORED, STORED_16
 from ..system.weight_map import files_in, weights_file
 from .configuration import text_name
@@ -94,10 +94,10 @@ def _norm(config: PreTrainedConfig, name: str, size: int) -> Shapes:
     return {f"{name}.{part}": (size,) for part in (("weight", "bias") if family_of(config).centred else ("weight",))}
 
 
-def bits_of(dtype: torch.dtype, dimensions: int = 2) -> int:
+def bits_of(dtype: torch.dtype, shape: Sequence[int] = (GROUP, GROUP)) -> int:
     """Bits of a number of a weight that is kept in this type. Those of a file's own type are not known before."""
-    if dtype in QUANTIZED.values() and dimensions == 1:
-        return 32
+    if dtype in QUANTIZED.values() and (len(shape) == 1 or shape[-1] % GROUP):
+        return 32 if len(shape) == 1 else 16
     return {torch.qint8: 9, torch.quint4x2: 5, **dict.fromkeys(STORED, 16)}.get(dtype, 8 * dtype.itemsize)
 
 
@@ -161,7 +161,7 @@ class StoredWeights(Mapping[str, Weight]):
 
         Args:
             dtype: the type that the weights are converted to.
-            of_ours: the files were written by `converted`, so that as stored some may be quantized.
+            of_ours: the files were written by `converted`, so that some weights may be quantized.
         """
         stored = cls(shapes(config), dtype, device)
         table = family_of(config).embedding
@@ -225,7 +225,7 @@ class StoredWeights(Mapping[str, Weight]):
         file, there = self._files[name]
         if len(there) > 1 and self.dtype in STORED:
             return sum(file.get_tensor(one).nbytes for one in there)
-        return prod(self.shapes[name]) * bits_of(self.dtype, len(self.shapes[name])) // 8
+        return prod(self.shapes[name]) * bits_of(self.dtype, self.shapes[name]) // 8
 
     def __contains__(self, name: object) -> bool:
         return name in self._files

@@ -14,6 +14,7 @@ def facts(loaded: Any) -> tuple[str, ...]:
     stored = f"{weights} weights" if weights and weights != dtype else None
     if weights in ("stored", "stored16"):
         stored = "weights as the file stores them" + ", inputs in 16 bits" * (weights == "stored16")
+        stored += ", of 4 bits in the draft model" * (environment.get("draft_weights_dtype") == "int4")
     own = "transformers' own passes" if environment.get("engine") == "eager" else None
     placed = environment.get("placement", {})
     away = placed.get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0

@@ -132,6 +132,14 @@ def test_a_draft_model_may_have_other_weights(
         loaded.release()
 
 
+def test_only_a_cpu_gives_a_draft_model_four_bits(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    draft = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    monkeypatch.setattr(preset_models, "choose_devices", lambda name: (CPU, CUDA))
+    assert [found.dtype for found in find_models(preset_of(write(), draft), "stored")] == [AS_STORED, AS_STORED]
+
+
 @pytest.mark.parametrize("reached", [True, False])
 def test_the_hub_stays_the_first_to_be_asked(reached: bool, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has is not rounded, so a file that is comes from the package index only where the hub is not reached."""

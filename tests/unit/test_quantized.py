@@ -128,15 +128,20 @@ def test_a_product_is_that_of_the_numbers_and_its_rows_are_the_same_bits_in_ever
     ],
 )
 def test_all_instructions_give_the_same_bits(needed: str, options: list[str]) -> None:
-    """Of a CPU that also has others."""
+    """Of a CPU that also has others. Whatever the codes are, no sum of a group is too large for it."""
     if not cpu_has(needed):
         pytest.skip(f"this CPU has no {needed}")
     functions = compiled(SOURCE, "-DFLOAT16", "-DQUANTIZED", *options)
     assert functions is not None
     other, x = Library.of(functions, UNQUANTIZED, True), inputs()
+    ones = torch.ones(4, INNER)
     for kind in READERS:
         weight, _ = stored(kind)
         assert torch.equal(PackedLinear(other, [weight], None)(x), packed(weight)(x)), kind
+        for most in (weight.codes.max(), weight.codes.min()):
+            largest = replace(weight, codes=torch.full_like(weight.codes, int(most)))
+            product, numbers = PackedLinear(other, [largest], None)(ones), largest.float()
+            assert (product[0] - numbers.sum(1)).abs().max() < 1e-4 * numbers.abs().sum(1).max()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.float16, torch.int32])
@@ -220,6 +225,9 @@ def test_a_weight_is_rounded_by_half_a_step(bits: int) -> None:
     steps = rounded.scales.float().repeat_interleave(GROUP, 1)
     assert ((rounded.float() - weight).abs() <= 0.5 * steps + 2e-3 * weight.abs().amax(1, keepdim=True)).all()
     assert 8 * rounded.nbytes / weight.numel() == {4: 5.0, 8: 8.5}[bits]
+    weight[3, 5] = -1e7
+    with pytest.raises(ValueError, match="too large for float16"):
+        quantized(weight, bits)
 
 
 # In models ----------------------------------------------------------------------------------------------------

@@ -37,16 +37,16 @@ class Packed(nn.Module):
 
 
 def _as(weight: Tensor, like: Weight) -> Weight:
-    """A weight in the number type of the target's, or in 8 bits where these are quantized."""
+    """A weight of a head in the number type of one of the target's, or in 8 bits where that is quantized."""
     if isinstance(like, Quantized) and weight.shape[1] % GROUP == 0:
         return quantized(weight, 8)
     return weight.to(like.dtype)
 
 
 def pack(module: nn.Module, like: Weight) -> None:
-    """Replace the linear layers, with weights as the target stores one, and the norms below `module` by packed ones.
+    """Replace the linear layers and the norms below `module` by packed ones, which can no longer be trained.
 
-    They can no longer be trained.
+    `like` is a weight of the target, see `_as`.
     """
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
@@ -65,7 +65,7 @@ def _equal(own: Tensor, targets: Weight) -> bool:
 
 
 class ReadyHead(Generic[H]):
-    """A head tied to its target: packed, in the target's number types, with the target's embeddings.
+    """A head tied to its target: packed, with the target's embeddings.
 
     `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. A head may
     have its own instead.

@@ -45,6 +45,7 @@ INLINE vector scaled(const void *scales, const void *units, long group, long sup
 INLINE void sum_codes(const int rows, const int kind, const Part *p, long block, const Inputs *in, long row, long inner,
                       float *sums) {
     const int eight = kind - 1 & EIGHT, lows = kind - 1 & LOWS, narrow = kind - 1 & UNITS && !lows;
+    const int bits = !eight ? 4 : narrow ? 6 : 8; /* of a code's value */
     const int size = narrow ? NARROW : GROUP, fours = size / 4, per_group = GROUP / size; /* size: numbers of a scale */
     const long groups = inner / GROUP, supers = inner / SUPER;
     const char *stored = (const char *)p->codes + block * COLUMNS * inner / (eight ? 1 : 2);
@@ -82,7 +83,7 @@ UNROLLED
                 for (int r = 0; r < rows; r++)
 UNROLLED
                     for (int v = 0; v < VECTORS; v++)
-                        sum[r][v] = add_codes(sum[r][v], word_of(x + r * inner + four * 4), codes[v], eight);
+                        sum[r][v] = add_codes(sum[r][v], word_of(x + r * inner + four * 4), codes[v], bits);
             }
             stored += fours * COLUMNS * (eight ? 4 : 2);
 UNROLLED
@@ -92,7 +93,7 @@ UNROLLED
 UNROLLED
                 for (int r = 0; r < rows; r++) {
                     const long at = (row + r) * groups + group;
-                    total[r][v] += to_floats(eight ? sum[r][v] : sum_of(sum[r][v])) * (scale * in->scales[at]);
+                    total[r][v] += to_floats(bits == 8 ? sum[r][v] : sum_of(sum[r][v])) * (scale * in->scales[at]);
                     if (lows) total[r][v] -= least * in->sums[at];
                 }
             }

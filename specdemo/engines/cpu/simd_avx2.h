@@ -18,12 +18,13 @@ INLINE integers integers_of(const void *x, const int is_signed) {
     return (integers)(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 }
 
-/* sum + the products of four codes of a row, `x`, with those of each column. Codes of a column are 0 to 15; with `eight`
-   they are those of 8 bits, to which BIAS was added. `sum_of` what was added for a group of 4-bit codes are its sums: without
-   VNNI (products of bytes) two of 16 bits make one, which are at most 8 * 2 * 15 * LARGEST. */
+/* sum + the products of four codes of a row, `x`, with those of each column. Codes of a column are 0 to 15 with 4 bits,
+   -32 to 31 with 6, and -127 to 127 with 8; BIAS was added to those of 6 and 8. With 4 and 6 bits `sum_of` what was added
+   for the numbers of a scale are their sums: without VNNI (products of bytes) two of 16 bits make one, which are at most
+   8 * 2 * 15 * LARGEST or 4 * 2 * 32 * LARGEST. */
 #ifdef __AVXVNNI__
 #define BIAS 128
-INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int bits) {
     sum = (integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(x));
     __asm__("" : "+v"(sum)); /* else the compiler puts the additions off, and the products into memory */
     return sum;
@@ -32,10 +33,12 @@ INLINE integers sum_of(integers sum) { return sum; }
 #else
 #define BIAS 0
 INLINE integers sum_of(integers sum) { return (integers)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)); }
-INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int bits) {
     const __m256i fours = _mm256_set1_epi32(x), c = (__m256i)codes;
-    if (eight) sum += sum_of((integers)_mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(fours, c)));
-    else sum = (integers)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(c, fours));
+    const __m256i products =
+        bits == 4 ? _mm256_maddubs_epi16(c, fours) : _mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(fours, c));
+    if (bits == 8) sum += sum_of((integers)products);
+    else sum = (integers)_mm256_add_epi16((__m256i)sum, products);
     __asm__("" : "+v"(sum));
     return sum;
 }

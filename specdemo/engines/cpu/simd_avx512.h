@@ -17,7 +17,7 @@ INLINE integers integers_of(const void *x, const int is_signed) {
 /* As in `simd_avx2.h`. */
 #ifdef __AVX512VNNI__
 #define BIAS 128
-INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int bits) {
     sum = (integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(x));
     __asm__("" : "+v"(sum));
     return sum;
@@ -26,11 +26,12 @@ INLINE integers sum_of(integers sum) { return sum; }
 #else
 #define BIAS 0
 INLINE integers sum_of(integers sum) { return (integers)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1)); }
-INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int bits) {
     const __m512i fours = _mm512_set1_epi32(x), c = (__m512i)codes;
     const __m512i signs = _mm512_mask_sub_epi8(fours, _mm512_movepi8_mask(c), _mm512_setzero_si512(), fours);
-    if (eight) sum += sum_of((integers)_mm512_maddubs_epi16(_mm512_abs_epi8(c), signs));
-    else sum = (integers)_mm512_add_epi16((__m512i)sum, _mm512_maddubs_epi16(c, fours));
+    const __m512i products = _mm512_maddubs_epi16(bits == 4 ? c : _mm512_abs_epi8(c), bits == 4 ? fours : signs);
+    if (bits == 8) sum += sum_of((integers)products);
+    else sum = (integers)_mm512_add_epi16((__m512i)sum, products);
     __asm__("" : "+v"(sum));
     return sum;
 }

@@ -29,7 +29,7 @@ INLINE integers integers_of(const void *x, const int is_signed) {
 /* As in `simd_avx2.h`. */
 #define BIAS 0
 INLINE integers sum_of(integers sum) { return sum; }
-INLINE integers add_codes(integers sum, int32_t x, integers codes, const int eight) {
+INLINE integers add_codes(integers sum, int32_t x, integers codes, const int bits) {
     const int8x16_t fours = vreinterpretq_s8_s32(vdupq_n_s32(x)), c = (int8x16_t)codes;
 #ifdef __ARM_FEATURE_DOTPROD
     return (integers)vdotq_s32((int32x4_t)sum, c, fours);
