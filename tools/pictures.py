@@ -75,7 +75,7 @@ def pictures() -> None:
 
 
 def replay(page: Page, name: str) -> None:
-    page.get_by_role("tab", name="Replay").click()
+    page.get_by_role("tab", name="Recordings").click()
     page.locator("#replay .sd-play:enabled").wait_for()
     page.select_option("#replay .sd-which", name)
     page.wait_for_function(

@@ -36,7 +36,7 @@ class Packed(nn.Module):
         return self.step(x)
 
 
-def _as(weight: Tensor, like: Weight) -> Weight:
+def _in_type_of(like: Weight, weight: Tensor) -> Weight:
     """A weight of a head in the number type of one of the target's, or in 8 bits where that is quantized."""
     if isinstance(like, Quantized) and weight.shape[1] % GROUP == 0:
         return quantized(weight, 8)
@@ -46,13 +46,13 @@ def _as(weight: Tensor, like: Weight) -> Weight:
 def pack(module: nn.Module, like: Weight) -> None:
     """Replace the linear layers and the norms below `module` by packed ones, which can no longer be trained.
 
-    `like` is a weight of the target, see `_as`.
+    `like` is a weight of the target, see `_in_type_of`.
     """
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             bias = None if child.bias is None else child.bias.detach()
             parts = module.parts.get(name, 1) if isinstance(module, HeadLayer) else 1
-            module._modules[name] = Packed(Linear.of(_as(child.weight.detach(), like), bias, parts))
+            module._modules[name] = Packed(Linear.of(_in_type_of(like, child.weight.detach()), bias, parts))
         elif isinstance(child, nn.RMSNorm):
             assert child.eps is not None
             module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
