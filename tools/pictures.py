@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-RACE, STEP = "code-3", "story-2-eagle-match"  # recordings
+STEP = "story-2-eagle-match"  # the recording
 FRAMES = 5  # in a second
 LAST_SECONDS = 4.0  # that the last frame stays
 SIZE = 1000, 700  # of a frame
@@ -44,12 +44,6 @@ FILMED = """
   #controls, .sd-results, .sd-behind, .sd-why-pass, .sd-legend, .sd-pacing { display: none !important; }
   .sd-say { --large: 22px !important; min-height: 170px !important; }
 """
-ENDED = """() => {  // the recording of the other tab, in the arena of a race
-  const { show } = specdemo.race;
-  const { data } = specdemo.replay;
-  show.load(data, data.end);
-  show.seek(Infinity);
-}"""
 
 
 def demo() -> None:
@@ -61,11 +55,6 @@ def pictures() -> None:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
         page.goto(url)
         page.locator("[data-stage=ready]").wait_for(timeout=120_000)
-        replay(page, RACE)
-        page.evaluate(ENDED)
-        page.get_by_role("tab", name="Race").click()
-        page.locator("#race .sd-arena[data-state=ended]").wait_for()
-        page.screenshot(path=DOCS / "race.png", full_page=True)
         replay(page, STEP)
         step(page)
         page.locator(".sd-step").screenshot(path=DOCS / "step.png")
@@ -75,7 +64,7 @@ def pictures() -> None:
 
 
 def replay(page: Page, name: str) -> None:
-    page.get_by_role("tab", name="Recordings").click()
+    page.click("#race [data-part=recordings]")
     page.locator("#replay .sd-play:enabled").wait_for()
     page.select_option("#replay .sd-which", name)
     page.wait_for_function(
@@ -89,7 +78,7 @@ def step(page: Page) -> None:
     page.keyboard.press("t")
     for _ in range(200):
         words = page.locator(".sd-step-words").inner_text()
-        if "it is rejected" in words and not words.startswith("Drafted token 1 "):
+        if "it is rejected" in words and not words.startswith("Guess 1 "):
             return
         page.keyboard.press("ArrowRight")
 
