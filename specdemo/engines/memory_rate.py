@@ -13,7 +13,7 @@ from .cpu.huge_pages import HugePages
 
 BUFFER = 2**27  # bytes, more than the caches hold
 READS = 5
-LEAST_BYTES = 10**8  # of weights; fewer may stay in the caches from pass to pass
+LEAST_BYTES = 5 * 10**7  # of weights; fewer may stay in the caches from pass to pass
 
 
 class Stream:

@@ -64,7 +64,7 @@ def test_keys_hold_and_end_the_opening(chromium: Browser) -> None:
     expect(page.locator("#race")).to_have_attribute("data-state", "opened")
     page.locator("#race .sd-strip").last.focus()
     page.keyboard.press("Enter")  # the last round of this race
-    expect(page.locator(".sd-step h3")).to_have_text("Round 32 of 32")
+    expect(page.locator(".sd-step h3")).to_have_text("Round 37 of 37")
     watch(page, "How it works")
     expect(page.locator("#race")).to_have_attribute("data-state", "opening")
     watch(page, RACES[0])

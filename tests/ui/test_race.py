@@ -1581,7 +1581,7 @@ def test_the_page_does_without_a_recording(tabs: Tabs, url: str, script: Script)
 
 
 def rounds_explained() -> dict[str, list[tuple[str, str]]]:
-    """The tokens, and what became of them, of a round with several right guesses, a wrong one and some after it, and of
+    """The tokens, and what became of them, of a round with right guesses, a wrong one and some after it, and of
     one with right ones only."""
     found: dict[str, list[tuple[str, str]]] = {}
     for entry in ENTRIES:
@@ -1589,7 +1589,7 @@ def rounds_explained() -> dict[str, list[tuple[str, str]]]:
             tokens = [(text, code) for text, code in tokens_of([entry], SPECULATIVE)]
             written = "".join(code for _, code in tokens)
             if all(text.strip() and "\n" not in text for text, _ in tokens):
-                if re.match("aa+xu", written):
+                if re.match("a+xu", written):
                     found.setdefault(WRONG, tokens)
                 if re.fullmatch("aa+b", written):
                     found[RIGHT] = tokens

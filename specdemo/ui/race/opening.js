@@ -22,11 +22,11 @@ const HOW_ON = "Press Esc to skip it, Space to pause it, or Run to start your ow
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));
 
-/** The rounds that are explained, by their places: one with several right guesses, a wrong one and some after it, and
+/** The rounds that are explained, by their places: one with right guesses, a wrong one and some after it, and
  *  another one whose guesses are all right. Neither breaks a line. */
 export const explained = (rounds) => {
   const is = (kinds) => ({ tokens }) => kinds.test(tokens.map(({ code }) => code).join("")) && tokens.every(({ text }) => text.trim() && !text.includes("\n"));
-  const found = [rounds.findIndex(is(/^aa+xu/)), rounds.findLastIndex(is(/^aa+b$/))];
+  const found = [rounds.findIndex(is(/^a+xu/)), rounds.findLastIndex(is(/^aa+b$/))];
   return found.includes(-1) ? [] : found;
 };
 
