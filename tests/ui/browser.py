@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from specdemo.ui.lab.tab import FRONT, lab_tabs
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from tests.harness.ui_classes import Engine, Runs
-from tools.page import ARGUMENTS, BROWSERS
+from tools.page import ARGUMENTS, executable
 
 from ..fakes.engine import PROMPTS, Script
 
@@ -36,11 +35,6 @@ T = TypeVar("T")
 
 # The servers of a process have the same few addresses again and again, for which its browser keeps compiled scripts.
 gradio.http_server.INITIAL_PORT_VALUE += 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-
-
-def executable() -> str | None:
-    """The path of the system's Chromium, if there is one; its shell without windows takes the least time."""
-    return next(filter(None, map(shutil.which, ("chromium-headless-shell", *BROWSERS))), None)
 
 
 def launched(playwright: Playwright) -> Browser:

@@ -19,9 +19,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from specdemo.racing import summary
 from specdemo.ui.replay import opening
 from tests.harness.ui_classes import Runs
+from tools.page import executable
 
 from ..fakes.engine import MEMORY_RATE, Script
-from .browser import executable, launched, served
+from .browser import launched, served
 
 Visit = Callable[..., Page]
 expect.set_options(timeout=20_000)  # the machine may be busy

@@ -80,8 +80,10 @@ def check_page() -> None:
     from gradio_client import Client
     from playwright.sync_api import expect, sync_playwright
 
+    from tools.page import executable
+
     from ..fakes.engine import Script
-    from ..ui.browser import executable, launched, more_settings, run, served, shared
+    from ..ui.browser import launched, more_settings, run, served, shared
 
     expect.set_options(timeout=20_000)
     script = Script()
