@@ -63,10 +63,11 @@ def stored_as(name: str, weight: Weight, dtype: torch.dtype) -> Weight:
         ValueError: a number is too large for float16. This is checked on a CPU only.
     """
     rounds = dtype in QUANTIZED.values() and dtype not in STORED and not name.endswith(ROUTER)
+    bits = 4 if dtype == torch.quint4x2 else 8
     if isinstance(weight, Quantized):
-        return quantized(weight, 4) if rounds and dtype == torch.quint4x2 and weight.bits > 4 else weight
+        return quantized(weight, bits) if rounds and weight.bits > bits else weight
     if rounds and weight.dim() > 1 and weight.shape[-1] % GROUP == 0:
-        return quantized(weight.flatten(0, -2), 4 if dtype == torch.quint4x2 else 8)
+        return quantized(weight.flatten(0, -2), bits)
     if dtype in QUANTIZED.values() and weight.dim() == 1:
         return weight.float()
     dtype = unquantized(dtype)

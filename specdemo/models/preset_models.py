@@ -87,7 +87,7 @@ def find_models(
         check_quantizes(found.config, chosen)
     if models[0].header is None:
         check_prompts(models[0], preset)
-    dtypes = chosen, _draft_dtype(models[-1], chosen, devices[1])
+    dtypes = [chosen, *(_draft_dtype(draft, chosen, devices[1]) for draft in models[1:])]
     models = [_in_memory(*each) for each in zip(models, dtypes, devices, strict=False)]
     return [replace(models[0], skip_layers=preset.skip_layers or 0), *models[1:]]
 

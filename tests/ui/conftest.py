@@ -28,9 +28,9 @@ Visit = Callable[..., Page]
 expect.set_options(timeout=20_000)  # the machine may be busy
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def memory() -> Iterator[None]:
-    """Measured once and for all."""
+    """Measured once and for all tests of the page."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "memory_rate", lambda device, pass_bytes: MEMORY_RATE)
         yield

@@ -349,6 +349,20 @@ def test_a_file_kept_as_stored_has_the_numbers_of_one_that_was_converted(
         one.release()
 
 
+def test_a_head_whose_weights_are_too_large_is_refused_in_a_sentence(
+    cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = tiny("llama", len(tokenizer), hidden_size=256, intermediate_size=512)
+    head: Any = untrained_heads(len(tokenizer), 256, layers=2, heads=4, draft_vocab=len(tokenizer) - 20)["eagle"]
+    head.fuse.weight.data[3, 5] = 1e8
+    save_head(head, tmp_path / "eagle.safetensors", {})
+    preset = preset_of(save(model, tokenizer, tmp_path / "model"), heads={"eagle": tmp_path / "eagle.safetensors"})
+    loaded = load(preset, "int8", "cpu")
+    with pytest.raises(BadInput, match=r"The head eagle\.safetensors cannot be used: .* too large for float16"):
+        list(start(loaded, "eagle", [3, 5, 7], Settings(k=2, max_new_tokens=4)))
+    loaded.release()
+
+
 @torch.inference_mode()
 def test_a_draft_model_has_four_bits_of_what_is_stored(
     cache: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path

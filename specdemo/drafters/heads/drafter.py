@@ -18,6 +18,7 @@ from ...engines.gpu.capture import Capture, CudaCapture
 from ...engines.passes import PendingPass, answered
 from ...engines.rows import MOST_ROWS, WIDTH
 from ...engines.runner import Runner
+from ...errors import BadInput
 from ...settings import MAX_K, MAX_NODES
 from ...system.device import to_device
 from ...system.progress import tell
@@ -76,7 +77,10 @@ class HeadDrafter(Drafter):
             sizes = TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm)
             published = path.is_dir()
             head = load_published(path, cls.network, sizes) if published else load_head(cls.network, path, output)
-            ready = ReadyHead(head, embedding, output)
+            try:
+                ready = ReadyHead(head, embedding, output)
+            except ValueError as error:  # its weights are too large for what the target's are rounded to
+                raise BadInput(f"The head {path.name} cannot be used: {error}") from error
             parts.ready_heads[name] = ready
             if parts.captured:
                 tell(f"capturing the passes of the {name} head")
