@@ -57,6 +57,7 @@ class Drafter:
     """
 
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
+    waited: float = 0.0  # seconds in which it waited for a person: they count as nobody's time
 
     @classmethod
     def needs(cls, parts: DrafterParts) -> Needs:

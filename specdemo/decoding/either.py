@@ -14,6 +14,10 @@ class Either(Drafter):
     def __init__(self, first: Drafter, other: Drafter) -> None:
         self.first, self.other = first, other
 
+    @property
+    def waited(self) -> float:  # type: ignore[override]
+        return self.first.waited + self.other.waited
+
     def choice(self, context: Sequence[int]) -> Drafter:
         """Which of the two would propose what follows `context`."""
         raise NotImplementedError

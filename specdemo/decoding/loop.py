@@ -133,8 +133,7 @@ class Decoding:
 
             index, last = 0, None
             while reason is None:
-                # Draft: the drafter guesses what follows the text. The device that drafts times it; its clock does not
-                # leave out the time away, as `_clock` does.
+                # Draft: the drafter guesses what follows. The device that drafts times it, with the time away.
                 device, position = self.drafts_on or runner.device, len(ids)
                 began, away, draft_began = self._clock(), self._away(), timestamp(device)
                 most = settings.max_new_tokens - len(written) - 1  # a round emits up to k + 1
@@ -219,8 +218,8 @@ class Decoding:
         return FinishReason.LENGTH if len(written) == self.rule.settings.max_new_tokens else None
 
     def _away(self) -> float:
-        """Seconds of its time in which others went on, or operations were captured, which is done once."""
-        return self.waited + self.runner.capture_seconds
+        """Seconds in which others went on, a person was waited for, or operations were captured, which is done once."""
+        return self.waited + self.drafter.waited + self.runner.capture_seconds
 
     def _clock(self) -> float:
         return time.perf_counter() - self._away()

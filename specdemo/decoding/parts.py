@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..engines.quantized import Weight
 from ..engines.runner import Runner
+
+Guesses: TypeAlias = Callable[[Sequence[int]], Sequence[Sequence[int]]]
+"""Asks people what follows a text of these tokens: the tokens of each guess; none where nobody guesses."""
 
 
 class Translator(Protocol):
@@ -48,6 +51,7 @@ class DrafterParts:
     draft_device: torch.device | None = None  # of the draft model's logits
     draft_name: str = ""
     remembered: Sequence[Sequence[int]] = ()  # the tokens of earlier answers to the person who asks
+    guesses: Guesses | None = None  # of people, who draft
 
     @property
     def embedding_device(self) -> torch.device | None:

@@ -26,6 +26,7 @@ class Listing(NamedTuple):
     branches: bool = True  # it can draft a tree
     drafts_ahead: bool = False  # it can draft while the target verifies, see `drafters.ahead`
     remembers: bool = False  # it copies from `DrafterParts.remembered`
+    asks: bool = False  # people draft, see `DrafterParts.guesses`; K = auto reads all that they guess
 
 
 DRAFTERS = {
@@ -130,6 +131,12 @@ DRAFTERS = {
         "The target's own first layers",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         drafts_ahead=True,
+    ),
+    "you": Listing(
+        "you:You",
+        "You, or a room",
+        "People type what comes next. Of several guesses the draft is a tree, those of most people first.",
+        asks=True,
     ),
 }
 

@@ -92,27 +92,29 @@ class Translation:
         seen = _decode(self._draft, before)
         both = _decode(self._draft, before + words).rstrip(UNFINISHED)
         new = both[len(seen) :] if both.startswith(seen) else ""
-        translated = self._behind(_last_text(token_ids, self._target_specials), new) if new else []
+        translated = tokens_behind(self._target, last_text(token_ids, self._target_specials), new)
         finished = count < len(drafted) and drafted[count] in self._to_target
         if finished and len(translated) == 0 and new:  # the end would follow words that are missing
             return []
         return [*translated, self._to_target[drafted[count]]] if finished else translated
 
-    def _behind(self, before: list[int], new: str) -> list[int]:
-        """Tokens of the target that add the text `new` to that of the tokens `before`; empty if none do.
 
-        First those of the whole text are tried, if the tokenizer cuts it where `before` ends; then those of the new
-        text by itself, or after a line break, where no tokenizer puts a space before a word.
-        """
-        target = self._target
-        text = _decode(target, before).rstrip(UNFINISHED)
-        whole = _encode(target, text + new)
-        wanted = _decode(target, whole)  # differs from the text if the tokenizer normalises it
-        cuts = sorted(range(len(whole) + 1), key=lambda cut: abs(cut - len(before)))
-        alone, behind_break = _encode(target, new), _encode(target, "\n" + new)
-        candidates = [whole[cut:] for cut in cuts[: WINDOW // 2]]
-        candidates += [alone, *(behind_break[cut:] for cut in (1, 2))]
-        return next((tokens for tokens in candidates if tokens and _decode(target, before + tokens) == wanted), [])
+def tokens_behind(tokenizer: PreTrainedTokenizerBase, before: list[int], new: str) -> list[int]:
+    """Tokens that add the text `new` to that of the tokens `before`, see `last_text`; empty if none do.
+
+    First those of the whole text are tried, if the tokenizer cuts it where `before` ends; then those of the new text by
+    itself, or after a line break, where no tokenizer puts a space before a word.
+    """
+    if not new:
+        return []
+    text = _decode(tokenizer, before).rstrip(UNFINISHED)
+    whole = _encode(tokenizer, text + new)
+    wanted = _decode(tokenizer, whole)  # differs from the text if the tokenizer normalises it
+    cuts = sorted(range(len(whole) + 1), key=lambda cut: abs(cut - len(before)))
+    alone, behind_break = _encode(tokenizer, new), _encode(tokenizer, "\n" + new)
+    candidates = [whole[cut:] for cut in cuts[: WINDOW // 2]]
+    candidates += [alone, *(behind_break[cut:] for cut in (1, 2))]
+    return next((tokens for tokens in candidates if tokens and _decode(tokenizer, before + tokens) == wanted), [])
 
 
 def _same_specials(of: PreTrainedTokenizerBase, to: PreTrainedTokenizerBase) -> dict[int, int]:
@@ -124,7 +126,7 @@ def _same_specials(of: PreTrainedTokenizerBase, to: PreTrainedTokenizerBase) -> 
     return {index: other for index, other in parts.items() if None not in (index, other)} | named
 
 
-def _last_text(token_ids: Sequence[int], specials: frozenset[int]) -> list[int]:
+def last_text(token_ids: Sequence[int], specials: frozenset[int]) -> list[int]:
     """The last tokens of a text, after its last special token."""
     last = list(token_ids[-WINDOW:])
     special = [place for place, index in enumerate(last) if index in specials]

@@ -20,6 +20,7 @@ from ..models.loaded import Loaded
 from ..settings import AUTO, Settings
 from .batch import entries_of
 from .compare import first_difference, is_comparable
+from .guesses import recorded_guesses
 from .lanes import race_lanes
 from .race import check_drafter, check_lanes, decoding_of, lanes_of, rule_for
 from .request import PLAIN, DraftedLane, Request, lane_of
@@ -37,12 +38,14 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
         return
     prompt_ids = loaded.encode(request.prompt, request.raw)
     lanes = recorded_lanes(header)
-    check_lanes(loaded, [*lanes.values()], [prompt_ids], request.settings)
+    check_lanes(recorded_guesses(loaded, 0, ()), [*lanes.values()], [prompt_ids], request.settings)
     runs = {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
             settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(request.settings))
+            if DRAFTERS[lane.drafter].asks:
+                loaded = recorded_guesses(loaded, len(prompt_ids), events)
             decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, Given(ks))
             decoding.distributions = name != PLAIN
             runs[name] = _first(len(events), decode(decoding))
@@ -73,7 +76,7 @@ def request_again(loaded: Loaded, header: dict[str, Any]) -> Request:
     if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
         raise BadInput(f"The trace was recorded with other weights than the preset {request.preset} has now.")
     for lane in recorded_lanes(header).values():
-        check_drafter(loaded, lane.drafter)
+        check_drafter(recorded_guesses(loaded, 0, ()), lane.drafter)
     versions = {lane.get("noise") for lane in header["lanes"]}
     if request.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")

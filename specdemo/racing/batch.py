@@ -12,6 +12,7 @@ from ..decoding.loop import Decoding
 from ..models.loaded import Loaded
 from ..settings import MAX_SEED, Settings
 from . import race
+from .guesses import play
 from .lanes import LaneText, take_turns
 from .race import check_lanes, costs_of, decoding_of, rule_for
 from .request import DraftedLane, Request
@@ -45,9 +46,12 @@ def _decoded(
 
 
 def race_request(loaded: Loaded, request: Request) -> Iterator[Entry]:
-    """The race that is asked for, see `race.race`. The prompts of several readers are decoded at once without a
-    drafter, and at once with it, see `entries_of`.
+    """The race that is asked for, see `race.race`, or the game, see `guesses.play`. The prompts of several readers are
+    decoded at once without a drafter, and at once with it, see `entries_of`.
     """
+    if request.guesses is not None:
+        yield from play(loaded, request)
+        return
     prompts = [loaded.encode(prompt, request.raw) for prompt in request.prompts]
     if not request.others:
         yield from race.race(loaded, request.drafter, prompts[0], request.settings, request.isolated, request.more)

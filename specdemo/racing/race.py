@@ -91,6 +91,8 @@ def check_rule(drafter: str, settings: Settings, readers: int = 1) -> None:
     if settings.tree and not (drafter == "none" or DRAFTERS[drafter].branches):
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
+    if DRAFTERS[drafter].asks and (readers > 1 or settings.grammar):
+        raise BadInput("People guess for one prompt, without a grammar: leave out the readers and the grammar.")
     if settings.ahead and drafter != "none":
         if readers > 1:
             raise BadInput("Several prompts at once cannot be drafted ahead.")
@@ -136,6 +138,8 @@ def start(
     check_run(loaded, drafter, [prompt_ids], settings)
     if drafter == "none":
         settings = replace(settings, k=0)
+    elif DRAFTERS[drafter].asks and settings.k == AUTO:
+        settings = replace(settings, k=MAX_NODES if settings.tree else MAX_K)
     costs = costs_of(loaded, settings)
     if costs and settings.k == AUTO and (drafter, settings.tree) not in costs.tried:
         limit = min(drafter_class(drafter).needs(loaded.parts).context or loaded.context, loaded.context)

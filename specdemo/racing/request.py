@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, cycle, islice, zip_longest
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..drafters.names import check_known
+from ..drafters.names import DRAFTERS, check_known
 from ..errors import BadInput
 from ..formats import brief
 from ..models.presets import Defaults, load_prompts
@@ -57,6 +57,8 @@ class DraftedLane:
     @classmethod
     def read(cls, text: Any) -> DraftedLane:
         drafter, colon, words = text.strip().partition(":") if isinstance(text, str) else ("", "", "")
+        if not colon and drafter in DRAFTERS and DRAFTERS[drafter].asks:
+            colon, words = ":", AUTO
         tree, ahead = words.startswith(TREE), words.endswith(AHEAD)
         try:
             k = read_k(words.removeprefix(TREE).removesuffix(AHEAD))
@@ -104,6 +106,7 @@ class Request:
     The target alone races with a lane of `drafter`, whose K and `tree` are in the settings, and with `more` lanes.
     If there are `others`, which are prompts of further readers, all are decoded at once, without the drafter and with
     it; reader i, counted from 0, has the seed + i.
+    `guesses` are those of people, round by round, in a game (`guesses.play`); None in any other race.
     """
 
     prompt: str
@@ -114,6 +117,7 @@ class Request:
     isolated: bool = False
     more: tuple[DraftedLane, ...] = ()
     others: tuple[str, ...] = ()
+    guesses: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def drafted(self) -> dict[str, DraftedLane]:

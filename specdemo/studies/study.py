@@ -22,7 +22,7 @@ LONG_PROMPTS = 4  # with different notes, see `with_notes`
 TOKEN_LETTERS = 4.2  # of a token of English, about
 MAX_LAB_PROMPT = 20_000  # characters; a race takes more
 PROMPT_FILES = PRESETS / "prompts"
-ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if name != "none"}
+ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if name != "none" and not drafter.asks}
 
 ONE_DRAFTER = "The drafter; by default the preset's own. `none` is the target alone."
 DRAFTER = Field("drafter", "Drafter", "drafter", choices=ABLE, help=ONE_DRAFTER)

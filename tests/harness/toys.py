@@ -49,6 +49,17 @@ from .doubles import (
 from .grammar import constraint_of
 
 DRAFTER_NAMES = list(DRAFTERS)
+TYPED: tuple[Sequence[Sequence[int]], ...] = (
+    ([0, 1, 2, 0], [1, 2], [0, 1, 1], [2], [0, 1, 2, 0]),
+    (),
+    ([],),
+    ([3, 0, 1], [1], [1, 0]),
+)
+
+
+def typed(context: Sequence[int]) -> Sequence[Sequence[int]]:
+    """What people type after a text, from a table: one guess, several, none."""
+    return TYPED[(len(context) + context[-1]) % len(TYPED)]
 
 
 def random_heads(
@@ -124,6 +135,7 @@ class Toy:
     head_formats: dict[str, str] = field(default_factory=dict)
     translator: Any = None
     remembered: Sequence[Sequence[int]] = ()
+    guesses: Any = typed
     engine: str = "eager"
     costs: dict[tuple[int, ...], Any] = field(default_factory=dict)
     tokenizer: Any = None
@@ -142,6 +154,7 @@ class Toy:
             open_mtp=DrafterParts.open_mtp if self.mtp is None else lambda: self.mtp,
             translator=self.translator,
             remembered=self.remembered,
+            guesses=self.guesses,
         )
 
     def target_runner(self, capacity: int) -> Any:

@@ -84,7 +84,7 @@ def test_every_drafter_has_its_name_and_describes_itself_in_one_line(name: str) 
     assert len(description) <= 120
 
 
-def test_a_drafter_is_six_names() -> None:
+def test_a_drafter_is_seven_names() -> None:
     assert {name for name in dir(Drafter) if not name.startswith("_")} | {"name"} == {
         "name",
         "needs",
@@ -92,6 +92,7 @@ def test_a_drafter_is_six_names() -> None:
         "propose",
         "observe",
         "release",
+        "waited",
     }
 
 
@@ -99,7 +100,7 @@ def test_a_drafter_is_six_names() -> None:
 def test_a_drafter_that_lacks_something_says_so_in_words(name: str) -> None:
     bare = ModelToy(model=tiny_model("gpt2", layers=2), skip_layers=None)
     bare.heads.clear()
-    bare.mtp = None
+    bare.mtp = bare.guesses = None
     needs_nothing = name in {"none", "prompt-lookup", "suffix", "lookahead"}
     assert (drafter_class(name).needs(bare.parts).missing is None) == needs_nothing
     if not needs_nothing:

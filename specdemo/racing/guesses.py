@@ -1,0 +1,127 @@
+"""The guesses of people: read as tokens, and a game in which people are the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from ..decoding.acceptance import parents_of
+from ..decoding.events import Event, Finished, Round, emitted_tokens
+from ..drafters.names import behind
+from ..errors import BadInput
+from ..models.chat import special_ids
+from ..models.loaded import Loaded
+from ..models.presets import Defaults
+from ..models.translation import last_text, tokens_behind
+from ..settings import AUTO, MATCH, SETTINGS
+from . import race
+from .lanes import race_lanes
+from .request import PLAIN, DraftedLane, Request
+from .trace import Entry
+
+OPENING = 8  # tokens that the target writes before the first guess, in rounds without one
+MOST_ROUNDS = OPENING + 10  # of a game
+MOST_GUESSES = 65  # in a round: of the most watchers of a page, and of the one who shares it
+LONGEST_GUESS = 80  # characters
+Guess = Annotated[str, Field(max_length=LONGEST_GUESS)]
+Rounds = Annotated[list[Annotated[list[Guess], Field(max_length=MOST_GUESSES)]], Field(max_length=MOST_ROUNDS)]
+
+
+def guessed_by(loaded: Loaded, ask: Callable[[str], Iterable[str]]) -> Loaded:
+    """The same preset with people who guess for its drafter `you`.
+
+    Args:
+        ask: gets the text so far, prompt included, and returns guesses of what follows, as they were typed: one that
+            begins with a new word begins with a space.
+    """
+    tokenizer, specials = loaded.tokenizer, special_ids(loaded.tokenizer)
+
+    def guesses(context: Sequence[int]) -> list[list[int]]:
+        before = last_text(context, specials)
+        text = str(tokenizer.decode(context, clean_up_tokenization_spaces=False))
+        return [tokens_behind(tokenizer, before, guess) for guess in ask(text)]
+
+    return replace(loaded, parts=replace(loaded.parts, guesses=guesses))
+
+
+def recorded_guesses(loaded: Loaded, prompt_tokens: int, events: Iterable[Event]) -> Loaded:
+    """The same preset with what people guessed in a recorded lane."""
+    drafts, read = dict[int, list[list[int]]](), prompt_tokens  # by the number of tokens before them
+    for event in events:
+        if isinstance(event, Round):
+            paths = list[list[int]]()
+            for token, parent in zip(event.drafted, parents_of(event.drafted), strict=True):
+                paths.append([*(paths[parent] if parent >= 0 else ()), token.id])
+            drafts[read] = paths[::-1]  # the whole path of a chain comes first
+        read += len(emitted_tokens(event))
+    return replace(loaded, parts=replace(loaded.parts, guesses=lambda context: drafts.get(len(context), [])))
+
+
+# A game ------------------------------------------------------------------------------------------------------
+
+
+def read_guesses(text: Any) -> tuple[tuple[str, ...], ...] | None:
+    """The guesses of a game as a page sends them: a JSON list with a list of texts for each round. None for "": no
+    game."""
+    if text in ("", None):
+        return None
+    try:
+        read = TypeAdapter(Rounds).validate_json(text, strict=True)
+        return tuple(map(tuple, read))
+    except ValidationError:
+        pass
+    raise BadInput(
+        f"A game has at most {MOST_ROUNDS} rounds with {MOST_GUESSES} guesses each, and a guess has at most "
+        f"{LONGEST_GUESS} characters."
+    )
+
+
+def game(request: Request, guesses: tuple[tuple[str, ...], ...], defaults: Defaults) -> Request:
+    """The race in which people guess for this prompt, against the preset's drafter and prompt lookup. They draft a tree
+    if a round has several guesses."""
+    k, tree = SETTINGS["k"].value, any(len(each) > 1 for each in guesses)
+    rivals = dict.fromkeys((behind(defaults.drafter), "prompt-lookup"))
+    settings = replace(request.settings, k=AUTO, tree=tree, rule=MATCH, ahead=0, grammar="")
+    more = tuple(DraftedLane(name, k) for name in rivals if name != "none")
+    return Request(request.prompt, request.preset, "you", settings, request.raw, True, more, guesses=guesses)
+
+
+def play(loaded: Loaded, request: Request) -> Iterator[Entry]:
+    """A game from its beginning: the lane of those who guess goes as far as they have guessed, and then every other
+    lane until it has as many tokens. So its lanes are those of a race that was stopped."""
+    assert request.guesses is not None
+    rounds, far = iter(request.guesses), 0.0  # tokens of the first lane
+    asked = guessed_by(loaded, lambda text: next(rounds, ()))
+
+    def as_far_as_guessed(events: Iterator[Event], count: int) -> Iterator[Event]:
+        nonlocal far
+        with closing(events):  # type: ignore[type-var]
+            for event in islice(events, count):
+                far += inf if isinstance(event, Finished) else len(emitted_tokens(event))
+                yield event
+
+    def as_far_as_first(events: Iterator[Event]) -> Iterator[Event]:
+        written = 0
+        with closing(events):  # type: ignore[type-var]
+            for event in events:
+                written += len(emitted_tokens(event))
+                yield event
+                if written >= far:
+                    break
+
+    prompt_ids = loaded.encode(request.prompt, request.raw)
+    race.check_lanes(asked, [*request.lanes.values()], [prompt_ids], request.settings)
+    first, *_ = request.drafted
+    runs = {}
+    for name in dict.fromkeys((first, *request.lanes)):
+        lane = request.lanes[name]
+        settings = lane.settings_in(request.settings)
+        events = race.start(asked, lane.drafter, prompt_ids, settings, distributions=name != PLAIN)
+        runs[name] = as_far_as_guessed(events, 1 + len(request.guesses)) if name == first else as_far_as_first(events)
+    yield from race_lanes(race.lanes_of(loaded, prompt_ids, runs), isolated=True)
