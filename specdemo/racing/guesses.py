@@ -1,4 +1,4 @@
-"""The guesses of people: read as tokens, and a game in which people are the drafter."""
+"""The guesses of people, read as tokens, and a game in which people are the drafter, see `game`."""
 
 from __future__ import annotations
 
@@ -7,30 +7,16 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from math import inf
-from typing import Annotated, Any
-
-from pydantic import Field, TypeAdapter, ValidationError
 
 from ..decoding.acceptance import parents_of
 from ..decoding.events import Event, Finished, Round, emitted_tokens
-from ..drafters.names import behind
-from ..errors import BadInput
 from ..models.chat import special_ids
 from ..models.loaded import Loaded
-from ..models.presets import Defaults
 from ..models.translation import last_text, tokens_behind
-from ..settings import AUTO, MATCH, SETTINGS
 from . import race
 from .lanes import race_lanes
-from .request import PLAIN, DraftedLane, Request
+from .request import PLAIN, Request
 from .trace import Entry
-
-OPENING = 8  # tokens that the target writes before the first guess, in rounds without one
-MOST_ROUNDS = OPENING + 10  # of a game
-MOST_GUESSES = 65  # in a round: of the most watchers of a page, and of the one who shares it
-LONGEST_GUESS = 80  # characters
-Guess = Annotated[str, Field(max_length=LONGEST_GUESS)]
-Rounds = Annotated[list[Annotated[list[Guess], Field(max_length=MOST_GUESSES)]], Field(max_length=MOST_ROUNDS)]
 
 
 def guessed_by(loaded: Loaded, ask: Callable[[str], Iterable[str]]) -> Loaded:
@@ -61,35 +47,6 @@ def recorded_guesses(loaded: Loaded, prompt_tokens: int, events: Iterable[Event]
             drafts[read] = paths[::-1]  # the whole path of a chain comes first
         read += len(emitted_tokens(event))
     return replace(loaded, parts=replace(loaded.parts, guesses=lambda context: drafts.get(len(context), [])))
-
-
-# A game ------------------------------------------------------------------------------------------------------
-
-
-def read_guesses(text: Any) -> tuple[tuple[str, ...], ...] | None:
-    """The guesses of a game as a page sends them: a JSON list with a list of texts for each round. None for "": no
-    game."""
-    if text in ("", None):
-        return None
-    try:
-        read = TypeAdapter(Rounds).validate_json(text, strict=True)
-        return tuple(map(tuple, read))
-    except ValidationError:
-        pass
-    raise BadInput(
-        f"A game has at most {MOST_ROUNDS} rounds with {MOST_GUESSES} guesses each, and a guess has at most "
-        f"{LONGEST_GUESS} characters."
-    )
-
-
-def game(request: Request, guesses: tuple[tuple[str, ...], ...], defaults: Defaults) -> Request:
-    """The race in which people guess for this prompt, against the preset's drafter and prompt lookup. They draft a tree
-    if a round has several guesses."""
-    k, tree = SETTINGS["k"].value, any(len(each) > 1 for each in guesses)
-    rivals = dict.fromkeys((behind(defaults.drafter), "prompt-lookup"))
-    settings = replace(request.settings, k=AUTO, tree=tree, rule=MATCH, ahead=0, grammar="")
-    more = tuple(DraftedLane(name, k) for name in rivals if name != "none")
-    return Request(request.prompt, request.preset, "you", settings, request.raw, True, more, guesses=guesses)
 
 
 def play(loaded: Loaded, request: Request) -> Iterator[Entry]:

@@ -61,9 +61,11 @@ def wire_job(
     given = {"preprocess": False, **QUIET}
     unable = f"() => {script}.unable()"
     button.click(None, fields, None, js=f"(...values) => {script}.press(values)", **given)
-    part.ask(ask, fields, part, queue=False, **given).failure(None, js=unable)
+    part.ask(ask, fields, part, js=f"(...values) => {script}.asked(values)", queue=False, **given).failure(
+        None, js=unable
+    )
     # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
-    named = f"(_, ...values) => [{script}.run, ...values]"
+    named = f"(_, ...values) => [{script}.run, ...{script}.asked(values)]"
     part.go(run, [part, *fields], None, js=named, trigger_mode="multiple", **given, **MODEL).failure(None, js=unable)
 
 

@@ -279,7 +279,7 @@ def test_what_python_says_of_a_failure_does_not_reach_the_page(
         answer = client.post("/gradio_api/run/predict", json=body)
         assert (answer.status_code, answer.json()) == (500, {"error": None})
         # The handler of Run.
-        data = [*[None] * len(FIELDS), "preset", *[""] * 4]  # and what races, and the servers
+        data = [*[None] * len(FIELDS), "preset", *[""] * 5]  # and what races, the guesses of a game, and the servers
         data[FIELDS.index("preset")] = "scripted"
         body = {"fn_index": index["ask", len(data)], "data": data, "session_hash": "a"}
         assert client.post("/gradio_api/queue/join", json=body).status_code == 200

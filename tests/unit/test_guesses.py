@@ -15,7 +15,8 @@ from specdemo.drafters import you
 from specdemo.drafters.you import You, votes_tree
 from specdemo.models.presets import Defaults
 from specdemo.racing import again, batch, summary
-from specdemo.racing.guesses import LONGEST_GUESS, MOST_GUESSES, MOST_ROUNDS, OPENING, game, guessed_by, read_guesses
+from specdemo.racing.game import LONGEST_GUESS, MOST_GUESSES, MOST_ROUNDS, OPENING, game, read_guesses
+from specdemo.racing.guesses import guessed_by
 from specdemo.racing.race import race, rule_for, start
 from specdemo.racing.request import PLAIN, DraftedLane, read_request
 from specdemo.racing.trace import Entry, read_trace, write_trace
@@ -190,7 +191,6 @@ def test_the_trace_of_a_game_holds_the_guesses_and_runs_again(loaded: Loaded, vo
 
 
 def test_the_guesses_of_a_page_are_read_and_bounded() -> None:
-    assert read_guesses("") is None
     assert read_guesses("[]") == ()
     assert read_guesses('[[], [" a", "b"]]') == ((), (" a", "b"))
     most = [[" " * LONGEST_GUESS] * MOST_GUESSES] * MOST_ROUNDS

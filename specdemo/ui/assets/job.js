@@ -48,6 +48,11 @@ export class Job {
     return this.is("waiting", "loading", "running", "showing");
   }
 
+  /** The raw values of the form, as they are sent. */
+  asked(values) {
+    return values;
+  }
+
   /** Its button was pressed: the server reads the form. */
   press() {
     if (this.busy) return;

@@ -120,7 +120,7 @@ export const showHelp = () =>
   });
 
 const KEYS = { d: toggleDark, "?": showHelp };
-const RACE_KEYS = { f: () => page.stage?.toggle(), r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
+const RACE_KEYS = { f: () => page.stage?.toggle(), g: () => page.race.game.begin(), r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
   const inDialog = event.target.closest?.("dialog[open]");
@@ -128,13 +128,14 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     return press("run");
   }
-  if (page.stage?.on && !inDialog && !event.ctrlKey && !event.metaKey && !event.altKey && page.stage.key(event.key.toLowerCase())) return event.preventDefault();
+  const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
+  const types = typing && event.key.length === 1; // a letter, which is no key of the stage there
+  if (page.stage?.on && !inDialog && !types && !event.ctrlKey && !event.metaKey && !event.altKey && page.stage.key(event.key.toLowerCase())) return event.preventDefault();
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
   if (event.key === " " && page.race?.state === "opening" && !event.target.closest?.("button, input, select, textarea, dialog[open]")) {
     event.preventDefault();
     return page.race.opening.hold();
   }
-  const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
   if (typing || inDialog || !page.fields || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const key = event.key.toLowerCase();
   const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);

@@ -74,6 +74,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    form["guesses"] = gr.Textbox("", visible=False)  # of a game: the script fills them in, see game.js
     gr.HTML('<p class="sd-message" role="alert" data-failed></p>', elem_id="problem")
     with gr.Accordion("Settings", open=False, elem_id="settings") as settings:
         _add_settings(form, presets, chosen, budgets)

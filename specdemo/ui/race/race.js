@@ -4,6 +4,7 @@ import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
+import { Game } from "./game.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
 import { Proof } from "./proof.js";
@@ -37,6 +38,7 @@ export class Race extends Job {
     this.charts = new Charts(this.parts);
     this.show = new Show(this, () => this.moved());
     this.proof = new Proof(this);
+    this.game = new Game(this);
     this.state = "idle";
     this.listen();
     tooltips(element);
@@ -72,6 +74,7 @@ export class Race extends Job {
       again: () => page.showReplay(),
       share: () => page.share?.open(),
       recordings: () => page.showRecordings(),
+      guess: () => this.game.begin(),
       watch: () => page.showSharing(),
       stage: () => page.stage.toggle(),
     };
@@ -214,6 +217,7 @@ export class Race extends Job {
     if (this.is("showing")) this.skip();
     if (this.busy) return;
     const opens = this.is("opening", "opened");
+    this.game.pressed();
     super.press();
     this.values = values;
     sd.problem("");
@@ -235,6 +239,7 @@ export class Race extends Job {
     this.show.pause();
     const began = this.is("running", "showing");
     super.over(sentence, state);
+    this.game.failed();
     if (!this.is("failed")) return;
     sd.problem(sentence);
     if (began || !this.show.end) return this.speed();
@@ -254,14 +259,23 @@ export class Race extends Job {
   }
 
   apply(message) {
+    for (const each of this.game.taken(message)) this.take(each);
+  }
+
+  take(message) {
     if (message.status) this.status(message.status);
     if (message.start) {
       this.show.start(message.start);
+      if (message.start.guesses) this.show.finish();
       this.show.play();
-      this.comeIntoSight();
+      if (!message.start.guesses) this.comeIntoSight();
     }
     if (message.end) this.measured();
     if (message.lanes) this.show.add(message.lanes, message.end);
+  }
+
+  asked(values) {
+    return this.game.asked(values);
   }
 
   /** The engine is free again; what it did goes on being shown. */
@@ -289,6 +303,7 @@ export class Race extends Job {
 
   start(request) {
     this.proof.clear();
+    this.game.started(request);
     this.say("running");
     if (request.others?.length) this.lay(...readersOf(request));
     else this.lay([["plain", "Target alone"], ...draftedLanes(request)]);
@@ -324,7 +339,8 @@ export class Race extends Job {
     if (this.values && this.is("showing")) page.share?.raced(this, this.values, end); // it was run here, and is new
     this.say("ended");
     this.draw(); // the strips as a whole
-    this.proof.show(end.exactness);
+    if (this.show.request.guesses) this.game.shown(end);
+    else this.proof.show(end.exactness);
   }
 
   /** How many tokens the best lane with a drafter is ahead of the other: a ratio would drift until the end. */

@@ -233,7 +233,7 @@ export class Show {
 
   /** In words, how the clock that is shown goes. */
   get scale() {
-    if (!this.length || this.measures) return "";
+    if (!this.length || this.measures || this.request.guesses) return "";
     if (this.pace === "once") return "Shown as soon as it is measured.";
     const slower = 1 / this.rate;
     if (this.pace === "rounds") return "Shown one round at a time. The clocks show the measured time.";

@@ -43,8 +43,8 @@ export class Stage {
 
   get keys() {
     const run = () => this.run();
-    const next = () => (BUSY.includes(page.race.state) ? page.race.skip() : page.race.is("opening") ? page.race.opening.skipScene() : run());
-    return { pagedown: next, pageup: run, ".": () => this.run(() => page.pick()), f: () => this.toggle(), escape: () => this.toggle(false) };
+    const next = () => (page.race.game.playing ? page.race.game.test() : BUSY.includes(page.race.state) ? page.race.skip() : page.race.is("opening") ? page.race.opening.skipScene() : run());
+    return { pagedown: next, pageup: run, ".": () => this.run(() => page.pick()), f: () => this.toggle(), g: () => page.race.game.begin(), escape: () => this.toggle(false) };
   }
 
   /** Whether it has done what a key asks for. */

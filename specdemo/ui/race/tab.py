@@ -13,6 +13,7 @@ import gradio as gr
 
 from ...drafters.names import DRAFTERS
 from ...errors import BadInput
+from ...racing.game import game, read_guesses
 from ...settings import one_of
 from ..budgets import Budgets
 from ..engine import Engine
@@ -67,15 +68,18 @@ def wire_run(engine: Engine, runs: Runs, form: dict[str, Any], servers: Sequence
     """
 
     def read(values: Sequence[Any]) -> RaceRun:
-        given, (raced, *addresses) = values[: len(FIELDS)], values[len(FIELDS) :]
+        given, (raced, guesses, *addresses) = values[: len(FIELDS)], values[len(FIELDS) :]
         one_of("choice of what races", raced, [OF_PRESET, *[OF_SERVER] * bool(servers)])
         engine.check(given[FIELDS.index("preset")])
         request = read_form(given, budgets.new_tokens)
+        if guesses:
+            defaults = engine.presets[request.preset].defaults
+            return RaceRun(game(request, read_guesses(guesses), defaults), budgets.race_seconds)
         if raced == OF_SERVER:
             return read_servers(request, addresses, budgets.race_seconds)
         return RaceRun(request, budgets.race_seconds)
 
-    fields = [*(form[name] for name in FIELDS), form["raced"], *servers]
+    fields = [*(form[name] for name in FIELDS), form["raced"], form["guesses"], *servers]
     wire_job(engine, runs, RACE, form["arena"], "specdemo.race", form["run"], fields, read)
 
 

@@ -1,4 +1,5 @@
 // Drafts that branch.
+import { make } from "../assets/page.js";
 
 /** The tokens that were drafted after the one of a place, 0 for the text; the likeliest comes first. */
 export const behind = (tokens, place) => tokens.filter(({ after }) => after === place);
@@ -25,4 +26,18 @@ export const walk = ({ tokens, tree }) => {
   }
   if (discarded.length && !tree) steps.push({ own: null, tried: [], discarded });
   return steps;
+};
+
+/** A tree as nested lists. A token and its only child stand on one line, and branches hang under the token that they
+ *  follow. `node` draws a token. */
+export const nested = (tokens, node, place = 0) => {
+  const items = behind(tokens, place).map((first) => {
+    const item = make("li");
+    for (let token = first, following; token; token = following.length === 1 && following[0]) {
+      following = behind(tokens, token.place);
+      item.append(following.length < 2 ? node(token) : make("div", "", node(token), nested(tokens, node, token.place)));
+    }
+    return item;
+  });
+  return make("ul", "sd-tree", ...items);
 };

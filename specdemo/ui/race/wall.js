@@ -7,7 +7,8 @@ export const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
   const drafting = [{ drafter, ...settings }, ...more];
   const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
   if (lanes.length <= 2) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
-  return lanes.slice(1).map((name, at) => [name, drafting[at] ? `${drafting[at].drafter}, ${sd.draftSize(drafting[at])}` : name]);
+  const title = (lane) => (lane.drafter === "you" ? (lane.tree ? "The room" : "You") : `${lane.drafter}, ${sd.draftSize(lane)}`);
+  return lanes.slice(1).map((name, at) => [name, drafting[at] ? title(drafting[at]) : name]);
 };
 
 /** What is asked of several readers, see request.py: the lanes [name, title] and the titles of the blocks. */

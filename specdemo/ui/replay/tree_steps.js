@@ -1,20 +1,6 @@
 // The steps of a round whose draft is a tree: the draft, a test at each place of the path, the bonus token.
 import { line, make, many, millis, quoted, share } from "../assets/page.js";
-import { behind, walk } from "../race/tree.js";
-
-/** A tree as nested lists. A token and its only child stand on one line, and branches hang under the token that they
- *  follow. `node` draws a token. */
-const lists = (tokens, node, place = 0) => {
-  const items = behind(tokens, place).map((first) => {
-    const item = make("li");
-    for (let token = first, following; token; token = following.length === 1 && following[0]) {
-      following = behind(tokens, token.place);
-      item.append(following.length < 2 ? node(token) : make("div", "", node(token), lists(tokens, node, token.place)));
-    }
-    return item;
-  });
-  return make("ul", "sd-tree", ...items);
-};
+import { nested, walk } from "../race/tree.js";
 
 /** All steps but the last, that of the cache. */
 export const treeSteps = (step) => {
@@ -36,7 +22,7 @@ export const treeSteps = (step) => {
       const numbers = [test >= 0 && !greedy && `p ${share(p)}`, place && estimates && `q ${share(q)}`];
       return make("span", "sd-node", chip, make("small", "", numbers.filter(Boolean).join("\n")));
     };
-    return lists(test >= tests.length - (resampled ? 1 : 0) ? grown : draft, node);
+    return nested(test >= tests.length - (resampled ? 1 : 0) ? grown : draft, node);
   };
 
   const drawDraft = () => {

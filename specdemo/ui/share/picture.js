@@ -39,7 +39,8 @@ export class Picture {
     const end = race.result;
     const best = Object.entries(end.speed_ups).filter(([name]) => race.lanes[name]);
     const drafted = best.sort(([, a], [, b]) => b - a)[0]?.[0] ?? race.stepped;
-    const names = [Object.keys(race.lanes)[0], drafted];
+    const score = request.guesses && race.game.scores; // of a game, in which speed does not count
+    const names = score ? Object.keys(race.lanes).slice(1, 3).reverse() : [Object.keys(race.lanes)[0], drafted];
     const style = getComputedStyle(race.root);
     this.colours = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--sd-${name}`)]));
     this.fonts = ["--font", "--font-mono"].map((name) => style.getPropertyValue(name));
@@ -51,16 +52,16 @@ export class Picture {
       placed: laidOut(this.brush, known[name].events, RIGHT - LEFT),
     }));
     Object.assign(this, {
-      ratio: end.speed_up,
-      inAll: end.speed_up_in_all,
+      large: score ? sd.number(score[0][1], 2) : sd.times(end.speed_up),
+      measure: score ? "tokens per pass" : end.speed_up ? sd.inAll(end.speed_up_in_all) : "speed-up",
       slower: race.parts.ratio.hasAttribute("data-slower"),
-      same: end.exactness.mark === "same" && !end.stopped,
+      same: end.exactness.mark === "same" && (!end.stopped || Boolean(score)),
       exact: end.exactness.title,
       prompt: `“${sd.line(request.prompt.trim())}”`,
-      facts: [...this.settings(request, race), machine],
+      facts: [...(score ? [race.game.score, `${request.preset}, temperature ${request.settings.temperature}`] : this.settings(request, race)), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
-    const facts = [this.ratio && `${sd.times(this.ratio)} ${sd.inAll(this.inAll)}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
+    const facts = [(score || end.speed_up) && `${this.large} ${this.measure}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
     this.canvas.setAttribute("aria-label", `${facts.filter(Boolean).join(". ")}.`);
   }
 
@@ -106,10 +107,9 @@ export class Picture {
     const over = share === 1;
     const [alone, drafted] = this.lanes.map((lane) => this.tokens(lane, share * this.length));
     const lead = drafted - alone;
-    const large = over ? sd.times(this.ratio) : `${lead < 0 ? "−" : "+"}${Math.abs(lead)}`;
+    const large = over ? this.large : `${lead < 0 ? "−" : "+"}${Math.abs(lead)}`;
     this.write(large, LEFT - 4, 200, { size: large.length > 5 ? 104 : 128, weight: 800, colour: over && this.slower ? "r" : "accent" });
-    const after = this.ratio ? sd.inAll(this.inAll) : "speed-up";
-    this.write(over ? after : lead < 0 ? "tokens behind" : "tokens ahead", LEFT, 244, { size: 30, weight: 600, right: FACTS - 20 });
+    this.write(over ? this.measure : lead < 0 ? "tokens behind" : "tokens ahead", LEFT, 244, { size: 30, weight: 600, right: FACTS - 20 });
     if (over) {
       const end = this.write(this.same ? SAME : this.exact, FACTS, 118, { size: 34, weight: 700, right: RIGHT - 40 });
       if (this.same) this.write("✓", end + 12, 118, { size: 34, weight: 700, colour: "a" });

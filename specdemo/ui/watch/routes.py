@@ -1,21 +1,27 @@
-"""The routes of watching along: a page shares its races, and others watch them. Watchers need no login but the link."""
+"""The routes of watching along: a page shares its races, and others watch them and vote. They need no login but the
+link."""
 
 from __future__ import annotations
 
+import re
 from asyncio import sleep
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from html import escape
 from socket import AF_INET, SOCK_DGRAM, socket
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import segno
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ...racing.game import Guess
 from ..runs import Runs
 from ..serving.head import script_tag
 from ..serving.request_guard import LOOPBACK
@@ -30,12 +36,24 @@ LONGEST_ADDRESS = 500  # a QR code of it can still be read
 SENT_PER_SECOND = 64  # at most, to all watchers of a page together: to send events takes time from the engine
 EVERYWHERE = "0.0.0.0", "::"  # hosts of a page for the network
 ELSEWHERE = "192.0.2.1", 9  # an address for documentation (RFC 5737): not of this machine
+VOTER = re.compile("[0-9a-f]{16}")
 PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What a watcher sends: the number of the ballot, and the guess."""
+
+    voter: str
+    number: int
+    guess: Guess
 
 
 def watch_routes(runs: Runs, head: str) -> list[Route]:
     """`/watches?session=<hash>`: a page begins to share; `/watches/<token>?session=<hash>`: it stops.
-    `/watch/<token>`: the page of a watcher; `/watched/<token>`: its events, the messages of one race after the other.
+    `/watch/<token>`: the page of a watcher; `/watched/<token>?voter=<id>`: its events, the messages of one race after
+    the other, and when a vote opens and ends. `/votes/<token>`: a watcher guesses; `/votes/<token>?session=<hash>`: the
+    page that shares opens a vote, counts the guesses, and ends it.
 
     The page that shares knows the `address` at which others reach the server, unless it is on the server's own machine.
 
@@ -60,9 +78,8 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
         return JSONResponse({"token": watch.token, "link": link, "picture": picture})
 
     async def stop(request: Request) -> Response:
-        watch = watches.find(request.path_params["token"])
-        if watch is None or watch.session != request.query_params.get("session"):
-            return Response(status_code=404)  # a watcher has the token, but not the session
+        if (watch := shared(request)) is None:
+            return Response(status_code=404)
         watches.end(watch)
         return Response(status_code=204)
 
@@ -83,9 +100,38 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
         sentence, status = refused(watch)
         if watch is None or sentence:
             return Response(sentence, status)
-        return Events(watch, after(request.headers.get("last-event-id", "")))
+        voter = request.query_params.get("voter", "")
+        return Events(watch, after(request.headers.get("last-event-id", "")), voter if VOTER.fullmatch(voter) else "")
+
+    def shared(request: Request) -> Watch | None:
+        """What the page that sends this shares: watchers have the token, but not the session."""
+        watch = watches.find(request.path_params["token"])
+        return watch if watch and watch.session == request.query_params.get("session") else None
+
+    async def votes(request: Request) -> Response:
+        if (watch := shared(request)) is None:
+            return Response(status_code=404)
+        if request.method == "POST":
+            watch.open()
+        elif request.method == "DELETE":
+            return JSONResponse({"guesses": watch.close()})
+        return JSONResponse({"votes": len(watch.ballot.guesses) if watch.ballot else 0, "watchers": watch.watchers})
+
+    async def vote(request: Request) -> Response:
+        watch = watches.find(request.path_params["token"])
+        try:
+            sent = TypeAdapter(Vote).validate_json(await request.body(), strict=True)
+        except ValidationError:
+            return Response(status_code=400)
+        if watch is None or not watch.voters[sent.voter]:
+            return Response(status_code=404)
+        if watch.ballot is None or watch.ballot.number != sent.number:
+            return Response(status_code=409)
+        return Response(status_code=204 if watch.ballot.take(sent.voter, sent.guess) else 429)
 
     return [
+        Route("/votes/{token}", votes, methods=["GET", "POST", "DELETE"]),
+        Route("/votes/{token}", vote, methods=["PUT"]),
         Route("/watches", share, methods=["POST"]),
         Route("/watches/{token}", stop, methods=["DELETE"]),
         Route("/watch/{token}", page),
@@ -96,27 +142,31 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
 class Events(StreamingResponse):
     """What is watched, to one watcher, who counts as long as it is sent."""
 
-    def __init__(self, watch: Watch, first: int) -> None:
+    def __init__(self, watch: Watch, first: int, voter: str = "") -> None:
+        """`voter` is the watcher's id; "" cannot vote."""
         super().__init__(_events(watch, first), media_type="text/event-stream", headers=PRIVATE)
-        self.watch = watch
+        self.watch, self.voter = watch, voter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.watch.watchers += 1
+        self.watch.voters.update(filter(None, [self.voter]))
         try:
             await super().__call__(scope, receive, send)
         finally:
             self.watch.watchers -= 1
+            self.watch.voters.subtract(filter(None, [self.voter]))
+            self.watch.voters += Counter()  # without those who have left
 
 
 async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
     """From the event of this number on if it is of the latest race, else from the beginning of that."""
-    feed = watch.feed
+    feed, asked = watch.feed, None
     place = max(0, first - feed.first)
     while True:
         with following(watch.followers) as news:
-            ended, next_feed = watch.ended, feed.next  # read before the events, so that none is missed
+            ended, next_feed, ballot = watch.ended, feed.next, watch.ballot  # read before the events: none is missed
             events = feed.update()
-            idle = place >= len(events) and not next_feed and not ended
+            idle = place >= len(events) and not next_feed and not ended and ballot is asked
             if idle and not await is_set(news, KEEP_ALIVE_SECONDS):
                 yield b":\n\n"
         if place < len(events):
@@ -125,6 +175,10 @@ async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
             await sleep(watch.watchers / SENT_PER_SECOND)
         elif next_feed:
             feed, place = next_feed, 0
+        elif ballot is not asked:
+            asked = ballot
+            yield f"event: vote\ndata: {ballot.number if ballot else 0}\n\n".encode()
+            await sleep(watch.watchers / SENT_PER_SECOND)
         elif ended:
             yield ENDED
             return

@@ -8,6 +8,8 @@ import { PASSES } from "../race/strip.js";
 import { isLocal } from "./share.js";
 
 const RELOAD_MS = 2000;
+const VOTER = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+const REFUSED = { 409: "The vote is over.", 429: "You voted just now. Try again in a second." };
 const ENDED = "The sender has stopped sharing.";
 
 class Watched extends Race {
@@ -18,6 +20,24 @@ class Watched extends Race {
     this.parts.front.before(this.prompt);
     this.parts.pace.value = this.show.pace = sd.kept(PACE) ?? (still() ? "once" : "real");
     this.words("Waiting for a race.", "It is shown here as soon as the sender presses Run.");
+    this.game.send = (guess) => this.vote(guess);
+    this.game.parts.end.hidden = true;
+    this.game.parts.test.textContent = "Vote";
+  }
+
+  /** The sender asks for guesses, in the vote of this number, or no longer if that is 0. */
+  asks(number) {
+    this.ballot = number;
+    if (number && this.show.request?.guesses) this.game.wait();
+    else this.game.field(false);
+    sd.put(this.game.parts.room, number ? "" : "The vote is over.");
+  }
+
+  async vote(guess) {
+    if (!this.game.isTyped(guess)) return;
+    const body = JSON.stringify({ voter: VOTER, number: this.ballot, guess });
+    const answer = await fetch(`./votes/${this.token}`, { method: "PUT", body }).catch(() => null);
+    sd.put(this.game.parts.room, answer?.ok ? `You voted ${sd.quoted(guess)}. You can change it until the vote ends.` : (REFUSED[answer?.status] ?? sd.UNREACHABLE));
   }
 
   /** A browser on another machine than the engine takes no time from it. */
@@ -44,7 +64,9 @@ class Watched extends Race {
   }
 
   follow(token) {
-    const source = new EventSource(`./watched/${token}`);
+    this.token = token;
+    const source = new EventSource(`./watched/${token}?voter=${VOTER}`);
+    source.addEventListener("vote", ({ data }) => this.asks(Number(data)));
     source.onopen = () => this.showState("Watching along, live", true);
     source.onmessage = ({ data }) => this.apply(JSON.parse(data));
     source.addEventListener("ended", () => {

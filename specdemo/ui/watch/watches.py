@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 
 from ..jobs import Job
 from ..race.run import RaceRun
 from ..runs import Runs
+
+BETWEEN_VOTES = 0.5  # seconds, of one voter
 
 
 class Feed:
@@ -33,6 +37,23 @@ class Feed:
         return self.events
 
 
+class Ballot:
+    """A vote on what the target writes next, open while a watch has it: one guess of each voter, who may change it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.guesses: dict[str, str] = {}  # by voter
+        self._voted = dict[str, float]()  # when, by the monotonic clock
+
+    def take(self, voter: str, guess: str) -> bool:
+        """Whether the vote counts: it does not come too soon after the voter's last."""
+        now = time.monotonic()
+        if now - self._voted.get(voter, -BETWEEN_VOTES) < BETWEEN_VOTES:
+            return False
+        self._voted[voter], self.guesses[voter] = now, guess
+        return True
+
+
 class Watch:
     """A page that shares its races. Its token cannot be guessed: it is all that a watcher needs.
 
@@ -43,9 +64,12 @@ class Watch:
         self.session = session
         self.token = secrets.token_urlsafe(16)
         self.watchers = 0
+        self.voters = Counter[str]()  # those among the watchers who can vote, by their ids, which are their own
+        self.ballot: Ballot | None = None
         self.ended = False
         self.followers: set[Callable[[], None]] = set()
         self.feed = Feed(None, 0)
+        self._ballots = 0
 
     def begin(self, race: RaceRun) -> None:
         """The session's race that is watched from now on. The one before it has ended."""
@@ -62,6 +86,18 @@ class Watch:
         if self.feed.race:
             self.feed.race.watchers.discard(self.notify)
         self.notify()
+
+    def open(self) -> None:
+        """Ask the watchers for a vote; the one before it is forgotten."""
+        self._ballots += 1
+        self.ballot = Ballot(self._ballots)
+        self.notify()
+
+    def close(self) -> list[str]:
+        """End the vote, and return the guesses."""
+        ballot, self.ballot = self.ballot, None
+        self.notify()
+        return [*ballot.guesses.values()] if ballot else []
 
     def notify(self) -> None:
         for follower in tuple(self.followers):

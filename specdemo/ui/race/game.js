@@ -1,0 +1,267 @@
+// Guess yourself: people are the drafter. A game is a race that begins anew at every guess, see game.py and guesses.py.
+// The lanes of the other drafters stay hidden until it is over: they know what follows.
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
+import { press } from "../assets/top.js";
+import { roundOf, roundsOf } from "./round.js";
+import { nested } from "./tree.js";
+
+const OPENING = 8; // rounds without a guess, with which it begins
+const ROUNDS = 10; // after them
+const COUNT_MS = 1000; // between two counts of the votes
+const LONGEST = 30; // characters of the text before the field
+
+const startsWord = (text) => (/\s$/.test(text) ? "" : " ");
+
+/** How many tokens a lane wrote in a pass, in its rounds that began after the opening. */
+const perPass = (lane) => {
+  let [place, passes, tokens] = [0, 0, 0];
+  for (const round of roundsOf(lane)) {
+    const count = round.tokens.filter(({ emitted }) => emitted).length;
+    if (place >= OPENING) [passes, tokens] = [passes + 1, tokens + count];
+    place += count;
+  }
+  return passes ? tokens / passes : null;
+};
+
+/** What became of a round, in words. `p` writes the probability of a token where it is known. */
+const sentence = ({ draft, right, wrong, last, p }) => {
+  const chip = (code, text) => sd.make("span", `tok ${code}`, text.trim() || sd.quoted(text));
+  const token = ({ code, text, p: known }) => [chip(code, text), p({ p: known })];
+  if (!draft.length) return ["No guess: the target wrote ", ...(last ? token(last) : ["its end"]), " by itself."];
+  const accepted = [`${sd.many(right, "token")} `, chip("a", "accepted")];
+  if (!last) return [...accepted, ". The text ends."];
+  if (last.code === "b") return [...accepted, ", and the same pass gives one more, the ", chip("b", "bonus"), ": ", ...token(last), "."];
+  const replaced = [...token(wrong), " is ", chip("x", "rejected"), ". The target wrote ", ...token(last), " in its place."];
+  return right ? [...accepted, ". Then ", ...replaced] : replaced;
+};
+
+export class Game {
+  /** `send` is called with a guess; here it is tested, and a watcher votes. */
+  constructor(race) {
+    Object.assign(this, { race, node: sd.clone("sd-game").firstElementChild, playing: false, rounds: [], waits: false });
+    this.parts = sd.parts(this.node);
+    this.node.hidden = true;
+    race.parts.front.after(this.node);
+    this.send = () => this.test();
+    this.parts.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send(this.parts.guess.value);
+    });
+    this.parts.end.addEventListener("click", () => this.end());
+  }
+
+  // --- the person who plays
+
+  /** A new game on the prompt of the form; in one that goes on, the field. */
+  begin() {
+    if (this.playing) return this.parts.guess.focus();
+    if (this.race.busy) return;
+    Object.assign(this, { playing: true, values: null, rounds: Array.from({ length: OPENING }, () => []) });
+    this.ask();
+  }
+
+  /** Have the race run with all guesses so far. */
+  ask() {
+    this.field(false);
+    this.asks = true;
+    press("run");
+  }
+
+  /** Run was pressed: by a game, or to begin something else. */
+  pressed() {
+    if (!this.asks) this.end();
+    this.asks = false;
+  }
+
+  /** The raw values of the form as the game began, with its guesses. */
+  asked(values) {
+    if (!this.playing) return values;
+    this.values ??= values;
+    return this.values.with(page.fields.length + 1, JSON.stringify(this.rounds));
+  }
+
+  /** Test the guess in the field, and those of the room. */
+  async test() {
+    if (!this.waits) return;
+    const { value } = this.parts.guess;
+    this.field(false);
+    const votes = this.ballot ? await this.votes("DELETE").catch(() => null) : null;
+    this.ballot = false;
+    this.rounds.push([...(this.isTyped(value) ? [value] : []), ...(votes?.guesses ?? [])]);
+    this.ask();
+  }
+
+  /** What cannot be tested is not part of the game. */
+  failed() {
+    if (!this.playing) return;
+    if (!this.race.show.request?.guesses) return this.end();
+    this.rounds.length = this.race.show.request.guesses.length;
+    this.wait();
+  }
+
+  end() {
+    if (!this.playing) return;
+    if (this.ballot) this.votes("DELETE").catch(() => {});
+    Object.assign(this, { playing: false, ballot: false });
+    this.field(false);
+    if (this.race.show.request?.guesses) this.reveal();
+  }
+
+  // --- the room
+
+  /** What the server answers on the votes of this page's watchers. */
+  async votes(method = "GET") {
+    const path = sd.address(`/votes/${page.shares.token}?${new URLSearchParams({ session: page.session })}`);
+    const answer = await fetch(path, { method });
+    if (!answer.ok) throw new Error(answer.statusText);
+    return answer.json();
+  }
+
+  /** Open a vote if the page shares its races, and count. */
+  async count() {
+    clearTimeout(this.counts);
+    if (!this.waits) return;
+    const { shares } = page;
+    this.ballot &&= Boolean(shares);
+    const found = shares && (await this.votes(this.ballot ? "GET" : "POST").catch(() => null));
+    if (!this.waits) return;
+    this.ballot = Boolean(found);
+    sd.put(this.parts.room, found ? `${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.` : "To let a room guess, press Watch along.");
+    this.counts = setTimeout(() => this.count(), COUNT_MS);
+  }
+
+  // --- what is shown
+
+  /** Open the field for a guess, or close it. */
+  field(open) {
+    this.waits = open;
+    this.parts.guess.disabled = this.parts.test.disabled = !open;
+    if (!open) clearTimeout(this.counts);
+  }
+
+  /** Ask for the next guess. */
+  wait() {
+    const { guess, before } = this.parts;
+    const { text } = this;
+    const tail = sd.make("span", "", [...sd.line(text)].slice(-LONGEST).join(""));
+    before.replaceChildren(tail);
+    guess.value = startsWord(text);
+    this.field(true);
+  }
+
+  /** Whether anything was typed. */
+  isTyped(guess) {
+    return Boolean(guess) && guess !== startsWord(this.text);
+  }
+
+  /** The messages of a race that is a game are taken together when it has ended: what is on the screen stays until then.
+   *  Returns those to take now. */
+  taken(message) {
+    if (message.start?.guesses) this.held = [];
+    if (!this.held) return [message];
+    this.held.push(message);
+    const { held } = this;
+    if (message.end || message.error) this.held = null;
+    return message.end ? held : message.error ? [message] : [];
+  }
+
+  /** A race begins: a game hides the other lanes. */
+  started({ guesses }) {
+    this.node.hidden = !guesses;
+    this.race.root.toggleAttribute("data-game", Boolean(guesses));
+  }
+
+  /** The lane of those who guess. */
+  get lane() {
+    return this.race.show.lanes[this.race.stepped];
+  }
+
+  get text() {
+    const tokens = this.lane.events.flatMap((event) => event.tokens.filter(({ emitted }) => emitted));
+    return tokens.map(({ text }) => text).join("");
+  }
+
+  /** Who guesses: one person, or a room. */
+  get who() {
+    return this.race.show.request.settings.tree ? "The room" : "You";
+  }
+
+  /** Tokens per pass: [name, value] of those who guess, and of the others. */
+  get scores() {
+    const { request, lanes } = this.race.show;
+    const names = [this.who, ...request.more.map(({ drafter }) => drafter)];
+    return Object.keys(this.race.lanes).slice(1).map((lane, at) => [names[at], perPass(lanes[lane])]);
+  }
+
+  get score() {
+    return this.scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`).join(", ");
+  }
+
+  /** All rounds so far are on the screen. */
+  shown(end) {
+    const { race } = this;
+    const { guesses } = race.show.request;
+    const played = guesses.length - OPENING;
+    const finished = !end.stopped || this.lane.events.at(-1).figures?.finish_reason;
+    sd.put(this.parts.round, played ? `Round ${played} of ${ROUNDS}` : `${ROUNDS} rounds`);
+    sd.put(this.parts.score, played ? `Tokens per pass: ${this.score}` : "How many tokens per pass do you get?");
+    this.ended = end;
+    const [words, tiles] = played ? this.drawn(guesses.at(-1)) : [["Guess what the target writes next: a word or a few."], []];
+    race.words("");
+    race.parts.sentence.replaceChildren(...words);
+    this.parts.draft.replaceChildren(...tiles);
+    race.parts.spoken.textContent = race.parts.sentence.textContent;
+    if (played >= ROUNDS || finished) return this.over();
+    if (!this.playing) return;
+    this.wait();
+    this.parts.guess.focus({ preventScroll: true });
+    this.count();
+  }
+
+  over() {
+    if (this.playing) this.end();
+    else this.reveal();
+  }
+
+  /** All lanes, and what came of it. */
+  reveal() {
+    const { race } = this;
+    race.root.toggleAttribute("data-game", false);
+    this.node.hidden = true;
+    const [[who, own]] = this.scores;
+    race.words(own ? `Tokens per pass: ${this.score}.` : "The game is over.", "The target alone writes one token in a pass. Its text is the same whoever guesses.");
+    race.badge(this.ended.exactness.title, this.ended.exactness.mark);
+    sd.put(race.parts.ratio, sd.number(own, 2));
+    sd.put(race.parts.measure, `tokens per pass: ${who.toLowerCase()}`);
+    race.parts.measure.sdWhy = null;
+    race.drawNow();
+    race.proof.show(this.ended.exactness);
+  }
+
+  /** What became of the last round, in words and as tiles. `guesses` are the texts that it tested. */
+  drawn(guesses) {
+    const { race } = this;
+    const { temperature } = race.show.request.settings;
+    const round = roundOf(race.show.lanes[race.stepped], roundsOf(this.lane).length - 1);
+    const { draft, path, last, tree } = round;
+    const p = (token) => (temperature ? ` (${sd.equals("p", token.p)})` : "");
+    const right = draft.filter(({ code }) => code === "a").length;
+    const wrong = draft.find(({ code }) => code === "x");
+    const votes = this.counted(draft, guesses.length);
+    const tile = (token) => {
+      const small = [temperature && sd.equals("p", token.p), tree && token.place && sd.many(votes[token.place], "vote")].filter(Boolean);
+      return sd.make("span", "sd-node", sd.make("span", `sd-chip-of tok ${token.code}`, sd.line(token.text)), sd.make("small", "", small.join("\n")));
+    };
+    const grown = last ? [...draft, { ...last, after: path.at(-1)?.place ?? 0 }] : draft;
+    const tiles = tree ? [nested(grown, tile)] : [...draft, ...(last ? [last] : [])].map(tile);
+    return [sentence({ draft, right, wrong, last, p }), tiles];
+  }
+
+  /** How many people guessed each token of a tree, by its place: q is their share of those who guessed what is before. */
+  counted(draft, people) {
+    const votes = [people];
+    for (const { place, after, q } of draft) votes[place] = Math.round((q ?? 1) * (votes[after ?? 0] ?? 0));
+    return votes;
+  }
+}
