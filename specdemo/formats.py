@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -78,3 +79,8 @@ def reason(error: BaseException) -> str:
     elif first.endswith(":") and others:
         first += f" {others[0].strip()}"
     return FOLDERS.sub("", first).rstrip(".")
+
+
+def printable(text: str) -> str:
+    """Text with control characters shown, not obeyed: neither a model nor a server must drive the terminal."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)

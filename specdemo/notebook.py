@@ -11,18 +11,22 @@ import html
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .decoding.events import Finished, emitted_tokens
+from .errors import BadInput
 from .models.one_loaded import Kept, load_kept
 from .models.presets import DEFAULT_PRESET, find_preset
 from .racing.outcome import Outcome
 from .racing.request import Request, fitted, parameters, read_request
 from .racing.trace import PLAIN, Entry, save_trace, write_trace
+
+if TYPE_CHECKING:
+    from .models.loaded import Loaded
 
 BETWEEN = 0.2  # seconds between two pictures of the texts; the lanes' clocks stand still meanwhile
 HEIGHT = 760  # pixels of the view
@@ -101,6 +105,7 @@ def race(
     k: int | str | None = None,
     *,
     lanes: Sequence[str] | None = None,
+    guesses: Iterable[str] | None = None,
     dtype: str = "auto",
     **settings: Any,
 ) -> Race:
@@ -110,6 +115,8 @@ def race(
         preset: its name, or a model: a hub id, a folder or a GGUF file.
         drafter: by default the preset's own, and so is `k`.
         lanes: instead of `drafter` and `k` up to three lanes, as eagle:4 or ngram:auto.
+        guesses: those of the drafter `you`, one a round, "" for none; after the last nothing is drafted. By default you
+            type each. One that begins a new word begins with a space.
         dtype: of the weights, see `loaded.load`.
         settings: any of `settings.Settings`, as temperature or max_new_tokens, and raw, isolated, readers.
     Raises:
@@ -122,16 +129,36 @@ def race(
     chosen = find_preset(str(preset))
     asked = {**known, "drafter": drafter, "k": k, **settings}
     request = read_request(prompt=prompt, preset=chosen.name, defaults=chosen.defaults, lanes=lanes, **asked)
+    if guesses is not None and not request.asks:
+        raise BadInput("Only the drafter you takes guesses: choose it, or leave them out.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without widgets
         loaded = load_kept(_kept, chosen, dtype)
     from .racing import batch, summary
 
+    loaded = _guessed(loaded, guesses) if request.asks else loaded
     request, _ = fitted(request, loaded)
     entries = list(_shown(request, batch.race_request(loaded, request)))
     header = summary.trace_header(loaded, request)
     header["environment"] = summary.measured(loaded)
     return Race(request, header, entries, summary.outcome_of(loaded, request, entries))
+
+
+def _guessed(loaded: Loaded, guesses: Iterable[str] | None) -> Loaded:
+    """The preset with these guesses, or with what somebody types."""
+    from .racing.guesses import guessed_in_lines
+
+    given = None if guesses is None else iter(guesses)
+
+    def ask(text: str) -> str | None:
+        if given:
+            return next(given, None)
+        try:
+            return input(f"{text}> ")
+        except EOFError:
+            return None
+
+    return guessed_in_lines(loaded, ask)
 
 
 def _shown(request: Request, entries: Iterator[Entry]) -> Iterator[Entry]:

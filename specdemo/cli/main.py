@@ -17,7 +17,7 @@ from typer import Option
 
 from ..decoding.events import Finished, emitted_tokens
 from ..errors import BadInput
-from ..formats import byte_size, formatted
+from ..formats import byte_size, formatted, printable
 from ..models.presets import load_presets
 from ..racing.remembered import MemoryFile, remembering
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
@@ -37,10 +37,10 @@ from .options import (
     MemoryPath,
     ReaderCount,
     check_writable,
+    guessed_on_stdin,
     lanes_table,
     memory_file,
     moved,
-    printable,
     say,
     with_options,
 )
@@ -130,7 +130,7 @@ def generate(
     with models.loaded(raw=request.raw) as opened:
         from ..racing import lanes, race, summary
 
-        loaded = begun(kept, opened)
+        loaded = guessed_on_stdin(begun(kept, opened), request, streamed=not json_ and sys.stdout.isatty())
         request = decoding.fitted(request, loaded)
         prompt_ids = loaded.encode(request.prompt, request.raw)
         events = []
@@ -210,7 +210,7 @@ def race_(
     with models.loaded(raw=request.raw) as opened:
         from ..racing import batch, summary
 
-        loaded = begun(kept, opened)
+        loaded = guessed_on_stdin(begun(kept, opened), request)
         request = decoding.fitted(request, loaded, lane)
         found = summary.outcome_of(loaded, request, list(batch.race_request(loaded, request)))
         outcome = found.as_dict()
@@ -290,9 +290,10 @@ def record(
     """Run a race and write its trace to a file."""
     request = decoding.request(prompt, models.chosen, lane, readers)
     check_writable(out)
-    with models.loaded(raw=request.raw) as loaded:
+    with models.loaded(raw=request.raw) as opened:
         from ..racing import batch, summary
 
+        loaded = guessed_on_stdin(opened, request)
         request = decoding.fitted(request, loaded, lane)
         entries = list(batch.race_request(loaded, request))
         header = summary.trace_header(loaded, request)

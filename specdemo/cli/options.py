@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, make_dataclass
 from inspect import Parameter, signature
@@ -170,7 +169,10 @@ class DecodingOptions(Decoded):  # type: ignore[misc,valid-type]
         given = asdict(self)
         given["grammar"] = read_grammar(given.pop("schema"), given["grammar"])
         given |= {"prompt": read_prompt(prompt), "lanes": lane_names or None, "readers": readers}
-        return read_request(preset=preset.name, defaults=preset.defaults, **given)
+        request = read_request(preset=preset.name, defaults=preset.defaults, **given)
+        if prompt == "-" and request.asks:
+            raise BadInput("Guesses come from stdin, so the prompt cannot: give --prompt a text.")
+        return request
 
     def fitted(self, request: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
         """`request.fitted`, with its note on stderr; what was asked for by an option stays as it is."""
@@ -194,6 +196,28 @@ def read_prompt(prompt: str) -> str:
         return sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
         raise BadInput(f"The prompt on stdin is not text in {error.encoding}.") from error
+
+
+def guessed_on_stdin(loaded: Loaded, request: Request, streamed: bool = False) -> Loaded:
+    """The models with guesses from stdin, a line a round, if people guess in the request. A terminal is asked for each,
+    with the end of the text so far unless it is `streamed` there."""
+    if not request.asks:
+        return loaded
+    from ..racing.guesses import guessed_in_lines
+
+    def ask(text: str) -> str | None:
+        terminal = sys.stdin.isatty()
+        if terminal:
+            typer.echo(("\n" if streamed else text) + "> ", err=True, nl=False)
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise BadInput(f"The guesses on stdin are not text in {error.encoding}.") from error
+        if terminal and not line:
+            typer.echo(err=True)
+        return line.removesuffix("\n") if line else None
+
+    return guessed_in_lines(loaded, ask)
 
 
 def read_text(path: Path) -> str:
@@ -280,11 +304,6 @@ def lanes_table(
         rows.append((name.replace("_", " "), *cells))
     width = max(22, *(len(title) + 2 for title in titles))
     return [f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells) for name, *cells in rows]
-
-
-def printable(text: str) -> str:
-    """Text with control characters shown, not obeyed: neither a model nor a server must drive the terminal."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def say(lines: Iterable[str]) -> None:

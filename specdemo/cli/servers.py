@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from ..formats import printable
 from ..racing.compare import OWN_DRAFTER
 from ..racing.request import Request
 from ..racing.trace import read_trace, save_trace, trace_lines
@@ -25,7 +26,6 @@ from .options import (
     DecodingOptions,
     check_writable,
     lanes_table,
-    printable,
     read_prompt,
 )
 

@@ -10,13 +10,18 @@ from math import inf
 
 from ..decoding.acceptance import parents_of
 from ..decoding.events import Event, Finished, Round, emitted_tokens
+from ..errors import BadInput
+from ..formats import printable
 from ..models.chat import special_ids
 from ..models.loaded import Loaded
 from ..models.translation import last_text, tokens_behind
+from ..settings import is_text
 from . import race
 from .lanes import race_lanes
 from .request import PLAIN, Request
 from .trace import Entry
+
+SHOWN = 120  # characters of the text before a guess, at most, to one who types it
 
 
 def guessed_by(loaded: Loaded, ask: Callable[[str], Iterable[str]]) -> Loaded:
@@ -31,9 +36,29 @@ def guessed_by(loaded: Loaded, ask: Callable[[str], Iterable[str]]) -> Loaded:
     def guesses(context: Sequence[int]) -> list[list[int]]:
         before = last_text(context, specials)
         text = str(tokenizer.decode(context, clean_up_tokenization_spaces=False))
-        return [tokens_behind(tokenizer, before, guess) for guess in ask(text)]
+        typed = [*ask(text)]
+        if not all(map(is_text, typed)):
+            raise BadInput("A guess holds half of a character (a lone surrogate), which is not text.")
+        return [tokens_behind(tokenizer, before, guess) for guess in typed]
 
     return replace(loaded, parts=replace(loaded.parts, guesses=guesses))
+
+
+def guessed_in_lines(loaded: Loaded, ask: Callable[[str], str | None]) -> Loaded:
+    """The same preset with one person who guesses a line in each round; "" is no guess.
+
+    Args:
+        ask: gets the last two lines so far, for a terminal. After None it is not called again.
+    """
+    ended = False
+
+    def line(text: str) -> list[str]:
+        nonlocal ended
+        typed = None if ended else ask(printable("\n".join(text.split("\n")[-2:])[-SHOWN:]))
+        ended = typed is None
+        return [typed] if typed else []
+
+    return guessed_by(loaded, line)
 
 
 def recorded_guesses(loaded: Loaded, prompt_tokens: int, events: Iterable[Event]) -> Loaded:

@@ -126,6 +126,11 @@ class Request:
         return dict.fromkeys(self.pairs, first) if self.others else lanes_by_name([first, *self.more])
 
     @property
+    def asks(self) -> bool:
+        """Whether people guess in one of its lanes."""
+        return any(DRAFTERS[lane.drafter].asks for lane in self.drafted.values())
+
+    @property
     def prompts(self) -> tuple[str, ...]:
         return self.prompt, *self.others
 
@@ -185,6 +190,8 @@ def read_request(
             )
         first, *rest = read_lanes(lanes)
         asked, more = {**asked, "drafter": first.drafter, **first.own_settings}, tuple(rest)
+    if asked.get("k") is None and drafter in [*DRAFTERS] and DRAFTERS[drafter].asks:
+        asked["k"] = AUTO  # a preset's own K is for its drafter, and would cut what people type
     asked = asked if defaults is None else defaults.filled_in(asked)
     drafter, raw = asked.pop("drafter"), asked.pop("raw")
     check_known(drafter)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from io import BytesIO, TextIOWrapper
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
 from specdemo.cli import main as cli
-from specdemo.cli.options import printable
 from specdemo.decoding.events import Round, emitted_tokens
+from specdemo.formats import printable
 from specdemo.racing.trace import read_trace, trace_lines
 from tests.harness.classes import LaneFigures
 
@@ -308,3 +309,82 @@ def test_wrong_lanes_are_one_line(command, words: list[str], sentence: str):
     assert (status, out) == (2, "")
     assert tells(err, sentence)
     assert err.count("\n") == 1
+
+
+# People who guess on stdin -----------------------------------------------------------------------------------
+
+
+class Typed(StringIO):
+    """Stdin of somebody at a terminal."""
+
+    reads = 0
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        self.reads += 1
+        return super().readline(size)
+
+    def isatty(self) -> bool:
+        return True
+
+
+def generated(command, *words: str):
+    status, out, _ = command("generate", *NANOGPT, "--prompt", "ROMEO:", *words, "--json")
+    assert status == 0
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(("k", "drafted", "accepted"), [((), 7 + 3, 7), (("-k", "2"), 2 + 2, 2)])
+def test_each_line_of_stdin_is_a_guess_and_after_its_end_nothing_is_drafted(command, monkeypatch, k, drafted, accepted):
+    alone = generated(command, "--drafter", "none")
+    right = alone["text"].strip("\n")[:7]  # the first token, a line break, needs no guess
+    monkeypatch.setattr("sys.stdin", StringIO(f"{right}\n\nqqq"))
+    found = generated(command, "--drafter", "you", *k)
+    assert found["token_ids"] == alone["token_ids"]
+    assert (found["stats"]["drafted"], found["stats"]["accepted"]) == (drafted, accepted)
+    assert found["kinds"][1 : accepted + 1] == ["accepted"] * accepted
+
+
+def test_who_types_in_a_terminal_sees_the_text_so_far_and_is_not_asked_after_its_end(command, monkeypatch):
+    text = generated(command, "--drafter", "none")["text"]
+    monkeypatch.setattr("sys.stdin", stdin := Typed("\n\n"))
+    status, _, err = command("race", *NANOGPT, "--prompt", "ROMEO:", "--drafter", "you")
+    assert (status, stdin.reads) == (0, 3)
+    assert err == "".join(f"ROMEO:{text[:written]}> " for written in (1, 2, 3)) + "\n"
+
+
+def test_where_the_text_streams_it_is_not_shown_again(command, monkeypatch):
+    monkeypatch.setattr("sys.stdin", Typed("\n"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    status, _, err = command("generate", *NANOGPT, "--prompt", "ROMEO:", "--drafter", "you")
+    assert (status, err.count("\n> "), "ROMEO" in err) == (0, 2, False)
+
+
+def test_the_trace_of_a_race_against_people_is_run_again_without_them(command, monkeypatch, tmp_path: Path):
+    out = tmp_path / "race.jsonl"
+    monkeypatch.setattr("sys.stdin", StringIO("A a\n\nthe\n"))
+    words = ["--prompt", "ROMEO:", "--lane", "you", "--lane", "ngram:4", "--out", str(out)]
+    assert command("record", *NANOGPT, *words)[0] == 0
+    _, entries = read_trace(trace_lines(out))
+    rounds = [e.event for e in entries if e.lane == "you:auto" and isinstance(e.event, Round)]
+    assert [len(event.drafted) for event in rounds if event.drafted] == [3, 3]
+    monkeypatch.setattr("sys.stdin", None)
+    status, printed, _ = command("race", "--again", str(out), "--json")
+    assert (status, json.loads(printed)["again"]["same"]) == (0, True)
+    assert json.loads(printed)["you:auto"]["stats"]["drafted"] == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stdin", "errors", "sentence"),
+    [
+        ("-", b"Hi", "strict", "--prompt"),
+        ("Hi", b"a\n\xff\n", "strict", "utf-8 text"),
+        ("Hi", b"a\n\xff\n", "surrogateescape", "half"),
+    ],
+)
+def test_guesses_on_stdin_are_text_and_leave_no_place_for_the_prompt(
+    command, monkeypatch, prompt: str, stdin: bytes, errors: str, sentence: str
+):
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(stdin), encoding="utf-8", errors=errors))
+    status, out, err = command("race", *NANOGPT, "--prompt", prompt, "--lane", "you")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert tells(err, sentence)

@@ -95,6 +95,26 @@ def test_lanes_race_together() -> None:
     assert [*found.outcome.verdicts] == ["ngram:2", "prompt-lookup:4"]
 
 
+def test_people_guess_in_a_notebook(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {"preset": PRESET, "drafter": "you", "max_new_tokens": 40}
+    right = found.text[1:7]
+    given = race("To be, or not", guesses=[right, "", "qq"], **asked)
+    assert (given.same_text, given.text) == (True, found.text)
+    assert [given.numbers["speculative"]["stats"][name] for name in ("drafted", "accepted")] == [8, 6]
+    shown: list[str] = []
+
+    def typed(before: str) -> str:
+        shown.append(before)
+        if len(shown) == 3:
+            raise EOFError
+        return right if len(shown) == 1 else ""
+
+    monkeypatch.setattr("builtins.input", typed)
+    same = race("To be, or not", **asked)
+    assert same.text == found.text
+    assert shown == [f"To be, or not{found.text[:written]}> " for written in (1, 8, 9)]
+
+
 def test_a_model_that_was_saved_again_is_loaded_again(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     asked: dict[str, Any] = {"preset": str(tmp_path), "raw": True, "dtype": "float32", "max_new_tokens": 8}
@@ -124,6 +144,7 @@ def test_a_path_and_numbers_of_numpy_are_taken(tmp_path: Path) -> None:
         ({"preset": "nothing"}, BadInput, "preset 'nothing'"),
         ({"k": 17}, BadInput, "K 16, 17"),
         ({"k": 4, "lanes": ["ngram:2"]}, BadInput, "drafter k"),
+        ({"guesses": ["a"]}, BadInput, "you"),
         ({"tokens": 3}, TypeError, "tokens. ahead,"),
     ],
 )
