@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamablehttp_client
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mcp.md"
 BEGIN, END = "<!-- session -->\n", "<!-- end of session -->"
 PROMPT = "Write a Python function that reverses a string."
-SHOWN = 700  # characters of an answer
+SHOWN = 450  # characters of an answer
 
 
 async def recorded(address: str) -> str:
