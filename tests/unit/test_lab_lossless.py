@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdemo.decoding.rejection import verify
-from specdemo.drafters.names import DRAFTERS
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.errors import BadInput
 from specdemo.models.loaded import load
@@ -39,6 +38,7 @@ from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import RunnerWithMemory, from_one_context
 from specdemo.studies.rules import BROKEN, Acceptance, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
+from specdemo.studies.study import ABLE
 from specdemo.system.progress import Stopped, attended
 from specdemo.tokens import Draft, Token
 from tests.harness.classes import Loaded, Match, Rejection
@@ -46,7 +46,7 @@ from tests.harness.doubles import ids_of
 
 from ..sentences import refuses, tells
 
-DRAFTING = [name for name in DRAFTERS if name != "none"]
+DRAFTING = [*ABLE]
 HOT = Settings(k=2, temperature=1.0, top_k=3, max_new_tokens=40)  # so few tokens that the text repeats itself
 PROMPT = "the cat sat on the mat and the dog sat"
 
