@@ -38,15 +38,15 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
         return
     prompt_ids = loaded.encode(request.prompt, request.raw)
     lanes = recorded_lanes(header)
-    check_lanes(recorded_guesses(loaded, 0, ()), [*lanes.values()], [prompt_ids], request.settings)
+    asks = any(DRAFTERS[lane.drafter].asks for lane in lanes.values())
+    check_lanes(recorded_guesses(loaded, 0, ()) if asks else loaded, [*lanes.values()], [prompt_ids], request.settings)
     runs = {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
             settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(request.settings))
-            if DRAFTERS[lane.drafter].asks:
-                loaded = recorded_guesses(loaded, len(prompt_ids), events)
-            decoding = decoding_of(loaded, lane.drafter, prompt_ids, rule_for(settings), None, Given(ks))
+            asked = recorded_guesses(loaded, len(prompt_ids), events) if DRAFTERS[lane.drafter].asks else loaded
+            decoding = decoding_of(asked, lane.drafter, prompt_ids, rule_for(settings), None, Given(ks))
             decoding.distributions = name != PLAIN
             runs[name] = _first(len(events), decode(decoding))
     yield from race_lanes(lanes_of(loaded, prompt_ids, runs), request.isolated)
@@ -76,7 +76,8 @@ def request_again(loaded: Loaded, header: dict[str, Any]) -> Request:
     if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
         raise BadInput(f"The trace was recorded with other weights than the preset {request.preset} has now.")
     for lane in recorded_lanes(header).values():
-        check_drafter(recorded_guesses(loaded, 0, ()), lane.drafter)
+        if not DRAFTERS[lane.drafter].asks:
+            check_drafter(loaded, lane.drafter)
     versions = {lane.get("noise") for lane in header["lanes"]}
     if request.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")

@@ -91,8 +91,8 @@ def check_rule(drafter: str, settings: Settings, readers: int = 1) -> None:
     if settings.tree and not (drafter == "none" or DRAFTERS[drafter].branches):
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
-    if DRAFTERS[drafter].asks and (readers > 1 or settings.grammar):
-        raise BadInput("People guess for one prompt, without a grammar: leave out the readers and the grammar.")
+    if DRAFTERS[drafter].asks and readers > 1:
+        raise BadInput("People guess for one prompt at a time: leave out the readers.")
     if settings.ahead and drafter != "none":
         if readers > 1:
             raise BadInput("Several prompts at once cannot be drafted ahead.")

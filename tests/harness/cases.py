@@ -75,7 +75,7 @@ def all_cases() -> Iterator[Case]:
 
 
 # Of a table every n-th case is tested every day, and n has no factor in common with the number of values of an axis.
-EVERY = 41
+EVERY = 37
 CASES = [case for case in all_cases() if not case.form.tree or DRAFTERS[case.drafter].branches]
 
 

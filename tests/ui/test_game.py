@@ -163,14 +163,14 @@ def test_a_game_goes_on_with_what_it_began_with(visit: Visit, at: str, engine: A
     waits(page, 0)
     page.fill("#prompt textarea", "")
     page.fill(FIELD, " x")
-    page.get_by_role("button", name="Test").click()
+    page.get_by_role("button", name="Guess", exact=True).click()
     waits(page, 1)
     assert text_of(page) == "".join(alone(engine, 0)[: OPENING + 2])
     page.evaluate("() => specdemo.race.game.rounds.push(...Array(20).fill([]))")  # more than the server takes
-    page.get_by_role("button", name="Test").click()
+    page.get_by_role("button", name="Guess", exact=True).click()
     expect(page.locator("#problem")).to_contain_text(telling("18 65 80"))
     waits(page, 1)
-    page.get_by_role("button", name="Test").click()
+    page.get_by_role("button", name="Guess", exact=True).click()
     waits(page, 2)
 
 

@@ -117,12 +117,10 @@ def test_what_is_asked_is_the_text_so_far(loaded: Loaded) -> None:
     ]  # the last has no room
 
 
-def test_people_guess_for_one_prompt_and_without_a_grammar(loaded: Loaded) -> None:
+def test_people_guess_for_one_prompt(loaded: Loaded) -> None:
     asked = guessed_by(loaded, lambda text: ())
-    with refuses(ValueError, "readers grammar"):
+    with refuses(ValueError, "readers"):
         list(batch.batch(asked, "you", [[1], [2]], Settings(k=2), 2))
-    with refuses(ValueError, "readers grammar"):
-        list(start(asked, "you", [1], Settings(k=2, grammar='start: "a"')))
     with refuses(ValueError, "preset"):
         list(start(loaded, "you", [1], Settings(k=2)))
 

@@ -49,6 +49,8 @@ export const times = (ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–");
 export const inAll = (ratio) => `writing, ${times(ratio)} in all`;
 /** How much is drafted in a round. A server does not say it. */
 export const draftSize = ({ k, tree }) => (k === null ? "" : tree && k !== "auto" ? `trees of ${k}` : `${tree ? "trees, " : ""}K ${k}`);
+/** Who guesses in a lane of the drafter `you`. */
+export const people = ({ tree }) => (tree ? "The room" : "You");
 export const percent = (value) => (Number.isFinite(value) ? `${Math.round(value * 100)}%` : "–");
 /** A probability; null where it is not known. */
 export const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));

@@ -9,9 +9,11 @@ import { nested } from "./tree.js";
 const OPENING = 8; // rounds without a guess, with which it begins
 const ROUNDS = 10; // after them
 const COUNT_MS = 1000; // between two counts of the votes
-const LONGEST = 30; // characters of the text before the field
+const LONGEST = 16; // characters of the text before the field
 
 const startsWord = (text) => (/\s$/.test(text) ? "" : " ");
+/** A guess as it is meant: one space begins a word, and none a comma. */
+export const meant = (guess) => guess.replace(/^ +/, " ").replace(/^ (?=[.,;:!?)\]}’'])/, "");
 
 /** How many tokens a lane wrote in a pass, in its rounds that began after the opening. */
 const perPass = (lane) => {
@@ -24,15 +26,21 @@ const perPass = (lane) => {
   return passes ? tokens / passes : null;
 };
 
+const SAME = "The text is the target's own, whatever is guessed.";
+const DRAWN = `${SAME} It draws each token by chance: p is the probability.`;
+const COUNTED = `Tokens per pass are counted after the first ${OPENING + 1} tokens, which the target wrote before the first guess.`;
+
 /** What became of a round, in words. `p` writes the probability of a token where it is known. */
-const sentence = ({ draft, right, wrong, last, p }) => {
-  const chip = (code, text) => sd.make("span", `tok ${code}`, text.trim() || sd.quoted(text));
-  const token = ({ code, text, p: known }) => [chip(code, text), p({ p: known })];
+const sentence = ({ draft, tree, right, wrong, last, p }) => {
+  const chip = (code, text) => sd.make("span", `tok ${code}`, text);
+  const token = ({ code, text, p: known }) => [chip(code, `“${text.trim() || text}”`), p({ p: known })];
   if (!draft.length) return ["No guess: the target wrote ", ...(last ? token(last) : ["its end"]), " by itself."];
   const accepted = [`${sd.many(right, "token")} `, chip("a", "accepted")];
   if (!last) return [...accepted, ". The text ends."];
   if (last.code === "b") return [...accepted, ", and the same pass gives one more, the ", chip("b", "bonus"), ": ", ...token(last), "."];
-  const replaced = [...token(wrong), " is ", chip("x", "rejected"), ". The target wrote ", ...token(last), " in its place."];
+  const after = tree ? 0 : draft.filter(({ code }) => code === "u").length;
+  const untested = after ? [` ${sd.many(after, "token")} after it ${after === 1 ? "is" : "are"} `, chip("u", "untested"), "."] : [];
+  const replaced = [...token(wrong), " is ", chip("x", "rejected"), ". The target wrote ", ...token(last), " in its place.", ...untested];
   return right ? [...accepted, ". Then ", ...replaced] : replaced;
 };
 
@@ -53,11 +61,15 @@ export class Game {
 
   // --- the person who plays
 
-  /** A new game on the prompt of the form; in one that goes on, the field. */
-  begin() {
+  /** A new game on the prompt of the form, or on the next example where a recording has shown what follows it; in a game
+   *  that goes on, the field. */
+  async begin() {
+    const { race } = this;
     if (this.playing) return this.parts.guess.focus();
-    if (this.race.busy) return;
-    Object.assign(this, { playing: true, values: null, rounds: Array.from({ length: OPENING }, () => []) });
+    if (race.busy) return;
+    race.root.scrollIntoView({ block: "start" });
+    if (race.is("opening", "opened")) await page.pick();
+    Object.assign(this, { playing: true, known: null, values: null, rounds: Array.from({ length: OPENING }, () => []) });
     this.ask();
   }
 
@@ -86,48 +98,47 @@ export class Game {
     if (!this.waits) return;
     const { value } = this.parts.guess;
     this.field(false);
-    const votes = this.ballot ? await this.votes("DELETE").catch(() => null) : null;
+    const votes = this.ballot ? await this.votes("DELETE") : null;
     this.ballot = false;
-    this.rounds.push([...(this.isTyped(value) ? [value] : []), ...(votes?.guesses ?? [])]);
+    this.rounds.push([...(this.isTyped(value) ? [meant(value)] : []), ...(votes?.guesses ?? [])]);
     this.ask();
   }
 
   /** What cannot be tested is not part of the game. */
   failed() {
     if (!this.playing) return;
-    if (!this.race.show.request?.guesses) return this.end();
-    this.rounds.length = this.race.show.request.guesses.length;
+    if (this.known === null) return this.end();
+    this.rounds.length = this.known;
     this.wait();
   }
 
   end() {
     if (!this.playing) return;
-    if (this.ballot) this.votes("DELETE").catch(() => {});
+    if (this.ballot) this.votes("DELETE");
     Object.assign(this, { playing: false, ballot: false });
     this.field(false);
-    if (this.race.show.request?.guesses) this.reveal();
+    if (this.known !== null) this.reveal();
   }
 
   // --- the room
 
-  /** What the server answers on the votes of this page's watchers. */
-  async votes(method = "GET") {
-    const path = sd.address(`/votes/${page.shares.token}?${new URLSearchParams({ session: page.session })}`);
-    const answer = await fetch(path, { method });
-    if (!answer.ok) throw new Error(answer.statusText);
-    return answer.json();
+  /** What the server answers on the votes of this page's watchers; null if it does not. */
+  async votes(method) {
+    const path = `/votes/${page.shares?.token}?${new URLSearchParams({ session: page.session })}`;
+    return JSON.parse(await sd.fetched(path, { method }).catch(() => null));
   }
 
   /** Open a vote if the page shares its races, and count. */
   async count() {
     clearTimeout(this.counts);
     if (!this.waits) return;
-    const { shares } = page;
-    this.ballot &&= Boolean(shares);
-    const found = shares && (await this.votes(this.ballot ? "GET" : "POST").catch(() => null));
+    const opens = page.shares && !this.ballot;
+    const found = page.shares && (await this.votes(opens ? "POST" : "GET"));
+    if (opens && found && !this.waits) return this.votes("DELETE"); // too late
     if (!this.waits) return;
-    this.ballot = Boolean(found);
-    sd.put(this.parts.room, found ? `${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.` : "To let a room guess, press Watch along.");
+    this.ballot ||= Boolean(found);
+    if (found) sd.put(this.parts.room, `${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.`);
+    else if (!page.shares) sd.put(this.parts.room, "To let an audience guess on their phones, press Watch along.");
     this.counts = setTimeout(() => this.count(), COUNT_MS);
   }
 
@@ -144,8 +155,8 @@ export class Game {
   wait() {
     const { guess, before } = this.parts;
     const { text } = this;
-    const tail = sd.make("span", "", [...sd.line(text)].slice(-LONGEST).join(""));
-    before.replaceChildren(tail);
+    const tail = [...sd.line(text)].slice(-LONGEST).join("");
+    before.textContent = `…${tail.replace(/^\S+(?=\s)/, "")}`;
     guess.value = startsWord(text);
     this.field(true);
   }
@@ -184,7 +195,7 @@ export class Game {
 
   /** Who guesses: one person, or a room. */
   get who() {
-    return this.race.show.request.settings.tree ? "The room" : "You";
+    return sd.people(this.race.show.request.settings);
   }
 
   /** Tokens per pass: [name, value] of those who guess, and of the others. */
@@ -195,7 +206,8 @@ export class Game {
   }
 
   get score() {
-    return this.scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`).join(", ");
+    const [own, ...drafters] = this.scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`);
+    return `${own}, ${drafters.length > 1 ? "drafters" : "drafter"} ${drafters.join(", ")}`;
   }
 
   /** All rounds so far are on the screen. */
@@ -206,9 +218,9 @@ export class Game {
     const finished = !end.stopped || this.lane.events.at(-1).figures?.finish_reason;
     sd.put(this.parts.round, played ? `Round ${played} of ${ROUNDS}` : `${ROUNDS} rounds`);
     sd.put(this.parts.score, played ? `Tokens per pass: ${this.score}` : "How many tokens per pass do you get?");
-    this.ended = end;
-    const [words, tiles] = played ? this.drawn(guesses.at(-1)) : [["Guess what the target writes next: a word or a few."], []];
-    race.words("");
+    Object.assign(this, { ended: end, known: guesses.length });
+    const [words, tiles] = played ? this.drawn(guesses.at(-1)) : [["Guess what the target, the model, writes next: a word or a few."], []];
+    race.words("", race.show.request.settings.temperature ? DRAWN : SAME);
     race.parts.sentence.replaceChildren(...words);
     this.parts.draft.replaceChildren(...tiles);
     race.parts.spoken.textContent = race.parts.sentence.textContent;
@@ -230,7 +242,8 @@ export class Game {
     race.root.toggleAttribute("data-game", false);
     this.node.hidden = true;
     const [[who, own]] = this.scores;
-    race.words(own ? `Tokens per pass: ${this.score}.` : "The game is over.", "The target alone writes one token in a pass. Its text is the same whoever guesses.");
+    const last = race.parts.sentence.textContent;
+    race.words(own ? `Tokens per pass: ${this.score}.` : "The game is over.", own ? `${last} ${COUNTED} ${SAME}` : SAME);
     race.badge(this.ended.exactness.title, this.ended.exactness.mark);
     sd.put(race.parts.ratio, sd.number(own, 2));
     sd.put(race.parts.measure, `tokens per pass: ${who.toLowerCase()}`);
@@ -255,7 +268,7 @@ export class Game {
     };
     const grown = last ? [...draft, { ...last, after: path.at(-1)?.place ?? 0 }] : draft;
     const tiles = tree ? [nested(grown, tile)] : [...draft, ...(last ? [last] : [])].map(tile);
-    return [sentence({ draft, right, wrong, last, p }), tiles];
+    return [sentence({ draft, tree, right, wrong, last, p }), tiles];
   }
 
   /** How many people guessed each token of a tree, by its place: q is their share of those who guessed what is before. */

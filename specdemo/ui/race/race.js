@@ -179,9 +179,10 @@ export class Race extends Job {
   }
 
   words(sentence, more = "") {
-    this.parts.sentence.textContent = sentence;
+    const reads = this.game?.playing && this.is("waiting", "loading");
+    this.parts.sentence.textContent = reads ? "The target reads the guess." : sentence;
     this.badge("", "");
-    this.parts.why.textContent = more;
+    this.parts.why.textContent = reads ? sentence : more;
     this.inShort([], "");
     this.behind({});
   }

@@ -7,7 +7,7 @@ export const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
   const drafting = [{ drafter, ...settings }, ...more];
   const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
   if (lanes.length <= 2) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
-  const title = (lane) => (lane.drafter === "you" ? (lane.tree ? "The room" : "You") : `${lane.drafter}, ${sd.draftSize(lane)}`);
+  const title = (lane) => (lane.drafter === "you" ? sd.people(lane) : `${lane.drafter}, ${sd.draftSize(lane)}`);
   return lanes.slice(1).map((name, at) => [name, drafting[at] ? title(drafting[at]) : name]);
 };
 

@@ -15,7 +15,7 @@ token that was drawn instead, else empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -85,10 +85,12 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     }
 
 
-def _title(name: str, held: Collection[str]) -> str | None:
+def _title(name: str, held: Mapping[str, Any]) -> str | None:
     """The title of a lane on the page; None for the two lanes of a usual race, which the page knows."""
     if {*held} <= {PLAIN, SPECULATIVE}:
         return None
+    if held[name].get("drafter") == "you":
+        return "The room" if held[name].get("tree") else "You"
     return "Target alone" if name == PLAIN else name
 
 

@@ -2,6 +2,7 @@
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { isDark } from "../assets/top.js";
+import { meant } from "../race/game.js";
 import { Race } from "../race/race.js";
 import { PACE, still } from "../race/show.js";
 import { PASSES } from "../race/strip.js";
@@ -35,7 +36,7 @@ class Watched extends Race {
 
   async vote(guess) {
     if (!this.game.isTyped(guess)) return;
-    const body = JSON.stringify({ voter: VOTER, number: this.ballot, guess });
+    const body = JSON.stringify({ voter: VOTER, number: this.ballot, guess: meant(guess) });
     const answer = await fetch(`./votes/${this.token}`, { method: "PUT", body }).catch(() => null);
     sd.put(this.game.parts.room, answer?.ok ? `You voted ${sd.quoted(guess)}. You can change it until the vote ends.` : (REFUSED[answer?.status] ?? sd.UNREACHABLE));
   }
