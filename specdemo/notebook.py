@@ -151,7 +151,7 @@ def _guessed(loaded: Loaded, guesses: Iterable[str] | None) -> Loaded:
     given = None if guesses is None else iter(guesses)
 
     def ask(text: str) -> str | None:
-        if given:
+        if given is not None:
             return next(given, None)
         try:
             return input(f"{text}> ")

@@ -331,7 +331,7 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)
     sentences = {name: found["sentence"] for name, found in verdicts.items()}
     others = [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence not in outcome["sentence"]]
-    lines += ["", *texts_compared(verdicts), *others, outcome["sentence"]]
+    lines += ["", *texts_compared(outcome), *others, outcome["sentence"]]
     return "\n".join([*lines, *(figures_behind(verdicts) if why else [])])
 
 
@@ -344,18 +344,22 @@ def figures_behind(verdicts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def texts_compared(verdicts: dict[str, Any]) -> list[str]:
-    """Whether the texts are that of the target alone, a sentence a line."""
-    lines = []
+def texts_compared(outcome: dict[str, Any]) -> list[str]:
+    """Whether the texts are that of the target alone, a sentence a line. One of them may only be shorter, if its lane
+    was stopped."""
+    verdicts, lines = outcome["verdicts"], []
     for name, found in verdicts.items():
         comparison = found["comparison"]
         if comparison is None:
             return ["Rejection sampling: the texts differ by chance, their distribution is the same."]
-        if not comparison["identical"]:
-            where = f"differs from that of the target alone from token {comparison['first_difference'] + 1} on"
-            margin = comparison["margin"]
-            apart = "" if margin is None else f"; the two tokens there were {margin:.4f} apart for the target"
-            lines.append(f"The text {'' if len(verdicts) == 1 else f'of {name} '}{where}{apart}.")
+        both = [outcome[lane]["stats"] for lane in (PLAIN, name)]
+        stopped = any(stats["finish_reason"] is None for stats in both)
+        if comparison["identical"] or (stopped and comparison["first_difference"] >= min(s["tokens"] for s in both)):
+            continue
+        where = f"differs from that of the target alone from token {comparison['first_difference'] + 1} on"
+        margin = comparison["margin"]
+        apart = "" if margin is None else f"; the two tokens there were {margin:.4f} apart for the target"
+        lines.append(f"The text {'' if len(verdicts) == 1 else f'of {name} '}{where}{apart}.")
     return lines or ["Identical to the target alone, token for token."]
 
 

@@ -36,8 +36,8 @@ def votes_tree(guesses: Sequence[Sequence[int]], k: int, depth: int) -> Draft:
 
 
 class You(Drafter):
-    """Asks people for each draft, and counts the time they take as nobody's. Of several guesses a chain is the first;
-    a tree is `votes_tree`."""
+    """Asks people for each draft, and counts the time they take as nobody's. A chain is the guess of most people; a
+    tree is `votes_tree`."""
 
     name = "you"
 
@@ -57,8 +57,9 @@ class You(Drafter):
 
     def propose(self, context: Sequence[int], k: int, options: DraftOptions = CHAIN) -> Draft:
         began = time.perf_counter()
-        guesses = [guess for guess in self.guesses(context) if guess]
+        guesses = [tuple(guess) for guess in self.guesses(context) if guess]
         self.waited += time.perf_counter() - began
         if options.depth is not None:
             return votes_tree(guesses, k, options.depth)
-        return Draft(guesses[0][:k]) if guesses else Draft()
+        most = Counter(guesses).most_common(1)
+        return Draft(most[0][0][:k]) if most else Draft()

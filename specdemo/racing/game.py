@@ -17,14 +17,16 @@ OPENING = 8  # tokens that the target writes before the first guess, in rounds w
 MOST_ROUNDS = OPENING + 10  # of a game
 MOST_GUESSES = 65  # in a round: of the most watchers of a page, and of the one who shares it
 LONGEST_GUESS = 80  # characters
-Guess = Annotated[str, Field(max_length=LONGEST_GUESS)]
-Rounds = Annotated[list[Annotated[list[Guess], Field(max_length=MOST_GUESSES)]], Field(max_length=MOST_ROUNDS)]
+Guess = Annotated[str, Field(min_length=1, max_length=LONGEST_GUESS)]
+ROUNDS = TypeAdapter(
+    Annotated[list[Annotated[list[Guess], Field(max_length=MOST_GUESSES)]], Field(max_length=MOST_ROUNDS)]
+)
 
 
 def read_guesses(text: Any) -> tuple[tuple[str, ...], ...]:
     """The guesses of a game as a page sends them: a JSON list with a list of texts for each round."""
     try:
-        return tuple(map(tuple, TypeAdapter(Rounds).validate_json(text, strict=True)))
+        return tuple(map(tuple, ROUNDS.validate_json(text, strict=True)))
     except ValidationError as error:
         raise BadInput(
             f"A game has at most {MOST_ROUNDS} rounds with {MOST_GUESSES} guesses each, and a guess has at most "

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, cycle, islice, zip_longest
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..drafters.names import DRAFTERS, check_known
+from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..errors import BadInput
 from ..formats import brief
 from ..models.presets import Defaults, load_prompts
@@ -241,11 +241,15 @@ def parameters() -> dict[str, tuple[Any, Any]]:
 def fitted(request: Request, loaded: Loaded) -> tuple[Request, str]:
     """A request as the loaded preset can serve it, and a sentence on what was changed, or "".
 
-    If trees are the preset's default and cannot be drafted, the drafts are chains: a default must not make a race fail.
-    Other trees stay, and are refused when the race starts.
+    If trees are the preset's default or those of a game and cannot be drafted, the drafts are chains: a default must
+    not make a race fail. Other trees stay, and are refused when the race starts. A game goes on without drafters that
+    the preset cannot use.
     """
+    if request.guesses is not None:
+        able = [lane for lane in request.more if not drafter_class(lane.drafter).needs(loaded.parts).missing]
+        request = replace(request, more=tuple(able))
     settings, drafter = request.settings, request.drafter
-    usual = settings.tree and loaded.preset.defaults.tree and drafter != "none"
+    usual = settings.tree and (loaded.preset.defaults.tree or request.guesses is not None) and drafter != "none"
     if not usual or (settings.k != AUTO and int(settings.k) > MAX_K) or not (reason := loaded.cannot_branch(drafter)):
         return request, ""
     settings = replace(settings, tree=False)

@@ -17,13 +17,14 @@ from playwright.sync_api import Browser, Page, expect
 from specdemo.decoding.events import emitted_tokens
 from specdemo.models.presets import load_presets
 from specdemo.racing import again
-from specdemo.racing.game import LONGEST_GUESS, OPENING
+from specdemo.racing.game import LONGEST_GUESS, MOST_GUESSES, OPENING
 from specdemo.racing.lanes import LaneText
 from specdemo.racing.race import start
 from specdemo.racing.trace import read_trace
 from specdemo.settings import Settings
 from specdemo.ui.engine import Backend
 from specdemo.ui.watch import watches
+from specdemo.ui.watch.watches import Ballot
 from tests.harness.ui_classes import Engine
 
 from ..fakes.engine import Script
@@ -174,6 +175,44 @@ def test_a_game_goes_on_with_what_it_began_with(visit: Visit, at: str, engine: A
     waits(page, 2)
 
 
+def test_a_game_ends_with_the_text_and_bears_stop(visit: Visit, at: str, engine: Any) -> None:
+    page = visit("?temperature=0&max_new_tokens=12", at=at)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Guess yourself").click()
+    waits(page, 0)
+    page.fill(FIELD, " Z")
+    # The race ends before any of its events is there, as when Stop is pressed.
+    page.evaluate("""() => {
+        const { race } = specdemo, { hear } = race;
+        race.hear = (message) => hear.call(race, { ...message, lanes: message.end && {} });
+    }""")
+    page.keyboard.press("Enter")
+    expect(page.locator(".sd-sentence").first).to_have_text("Stopped.")
+    waits(page, 0)
+    assert page.input_value(FIELD) == " Z"
+    page.evaluate("() => { delete specdemo.race.hear; }")
+    tokens = alone(engine, 0)[:12]
+    page.fill(FIELD, "".join(tokens[OPENING + 1 :]))
+    page.keyboard.press("Enter")
+    expect(page.locator(".sd-game")).to_be_hidden()
+    expect(page.locator(".sd-badge").first).to_have_text(telling("Same word"))
+    expect(page.locator("#race [data-part=guess].sd-button")).to_be_focused()
+    assert page.evaluate("() => localStorage['specdemo-races']") is None
+
+
+def test_a_prompt_of_ones_own_is_played_and_one_that_was_shown_is_not(visit: Visit, script: Script, url: str) -> None:
+    page = visit()
+    prompt = page.locator("#prompt textarea")
+    page.keyboard.press("Escape")
+    shown = page.evaluate("() => specdemo.race.show.request.prompt")
+    asked = page.evaluate("() => { specdemo.race.game.ask = () => {}; }")
+    assert asked is None
+    for own, plays in ((shown, False), ("my own", True)):
+        prompt.fill(own)
+        page.evaluate("() => { specdemo.race.game.playing = false; return specdemo.race.game.begin(); }")
+        assert (prompt.input_value() == own) == plays
+
+
 def test_on_stage_what_is_typed_is_no_key(visit: Visit, at: str) -> None:
     page = visit("?temperature=0", at=at, width=853, height=480)
     page.evaluate("() => { document.documentElement.requestFullscreen = null; }")
@@ -290,6 +329,16 @@ def test_sixty_phones_vote_and_no_vote_is_lost() -> None:
         guesses = votes("DELETE").json()["guesses"]
     assert len(guesses) == 60
     assert len(set(guesses)) == 7
+
+
+def test_who_comes_and_goes_cannot_fill_a_ballot() -> None:
+    ballot, here = Ballot(1), [f"here {number}" for number in range(64)]
+    for number in range(200):
+        assert ballot.take(f"gone {number}", " a", here)
+    for voter in here:
+        assert ballot.take(voter, " b", here)
+    assert len(ballot.guesses) == MOST_GUESSES - 1
+    assert {*here} <= {*ballot.guesses}
 
 
 def test_a_vote_is_of_a_watcher_for_the_open_ballot_and_small(monkeypatch: pytest.MonkeyPatch) -> None:

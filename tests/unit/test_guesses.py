@@ -8,25 +8,30 @@ from typing import Any
 
 import pytest
 
+from specdemo.decoding import loop
+from specdemo.decoding.batch import decode
 from specdemo.decoding.drafter import CHAIN, DraftOptions
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.decoding.loop import Decoding
 from specdemo.drafters import you
+from specdemo.drafters.forced import ForcedFirst
 from specdemo.drafters.you import You, votes_tree
 from specdemo.models.presets import Defaults
 from specdemo.racing import again, batch, summary
-from specdemo.racing.game import LONGEST_GUESS, MOST_GUESSES, MOST_ROUNDS, OPENING, game, read_guesses
+from specdemo.racing.game import LONGEST_GUESS, MOST_GUESSES, MOST_ROUNDS, game, read_guesses
 from specdemo.racing.guesses import guessed_by
 from specdemo.racing.race import race, rule_for, start
-from specdemo.racing.request import PLAIN, DraftedLane, read_request
+from specdemo.racing.request import PLAIN, DraftedLane, fitted, read_request
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, REJECTION, RULES, Settings
+from specdemo.system import device
 from specdemo.tokens import DraftOutcome
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
+from tests.harness.grammar import GRAMMAR, constraint_of
 from tests.harness.toys import TableToy
 
-from ..sentences import refuses
+from ..sentences import refuses, tells
 
 PROMPT = "the cat sat on the mat and the dog sat"
 
@@ -42,9 +47,9 @@ def test_votes_are_a_tree_with_the_largest_groups_first() -> None:
     assert draft.q.tolist() == pytest.approx([3 / 5, 2 / 3, 1 / 5, 1 / 5])
 
 
-def test_a_chain_is_the_first_guess_and_no_longer_than_k() -> None:
-    drafter = You(lambda context: [[], [4, 5, 6], [7]])
-    assert drafter.propose([1], 2).token_ids == [4, 5]
+def test_a_chain_is_the_guess_of_most_people_and_no_longer_than_k() -> None:
+    assert [*You(lambda context: [[], [4, 5, 6], [7]]).propose([1], 2).token_ids] == [4, 5]
+    assert [*You(lambda context: [[7], [4, 5, 6], [4, 5, 6], [8]]).propose([1], 5).token_ids] == [4, 5, 6]
     assert not You(lambda context: []).propose([1], 2, CHAIN).token_ids
     assert not You(lambda context: [[]]).propose([1], 2, DraftOptions(depth=2)).token_ids
 
@@ -62,20 +67,14 @@ def test_the_time_in_which_people_type_is_nobodys(monkeypatch: pytest.MonkeyPatc
         clock.now += 100.0
         return [[1, 2]]
 
-    for module in (you, __import__("specdemo.decoding.loop", fromlist=["time"])):
+    for module in (you, loop, device):
         monkeypatch.setattr(module, "time", clock)
     toy, settings = TableToy(), Settings(k=4, max_new_tokens=12)
-    decoding = Decoding(toy.target_runner(64), You(typed), [0, 1, 2, 0, 1], rule_for(settings))
-    rounds = [event for event in _events(decoding) if isinstance(event, Round)]
-    assert rounds
-    assert decoding.drafter.waited == 100.0 * len([each for each in rounds if each.k])
-    assert max(event.seconds for event in rounds) == 0.0
-
-
-def _events(decoding: Decoding) -> list[Any]:
-    from specdemo.decoding.batch import decode
-
-    return list(decode(decoding))
+    for drafter in (You(typed), ForcedFirst(constraint_of(GRAMMAR), You(typed))):
+        decoding = Decoding(toy.target_runner(64), drafter, [0, 1, 2, 0, 1], rule_for(settings))
+        rounds = [event for event in decode(decoding) if isinstance(event, Round)]
+        assert drafter.waited == 100.0 * len([each for each in rounds if each.k]) > 0
+        assert {(event.seconds, event.draft_seconds, event.verify_seconds) for event in rounds} == {(0.0, 0.0, 0.0)}
 
 
 # As any drafter ----------------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def test_a_game_goes_as_far_as_people_guess(loaded: Loaded, temperature: float, 
 
 
 def test_a_game_is_over_with_the_text(loaded: Loaded) -> None:
-    request = request_of(loaded, ((),) * OPENING)
+    request = request_of(loaded, ((),) * 4)  # the last of which writes the fifth token
     request = replace(request, settings=replace(request.settings, max_new_tokens=5))
     entries = list(batch.race_request(loaded, request))
     tokens = {name: sum(len(emitted_tokens(e.event)) for e in entries if e.lane == name) for name in request.lanes}
@@ -188,12 +187,37 @@ def test_the_trace_of_a_game_holds_the_guesses_and_runs_again(loaded: Loaded, vo
     assert any(outcome is DraftOutcome.REJECTED for *_, outcome in outcomes[0])
 
 
+def test_a_game_is_one_that_the_preset_can_play(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = game(replace(request_of(loaded, ()), settings=Settings(grammar=GRAMMAR)), ((" a", " b"),), Defaults("mtp"))
+    assert (asked.settings.grammar, asked.settings.tree, [lane.drafter for lane in asked.more]) == (
+        "",
+        True,
+        ["mtp", "prompt-lookup"],
+    )
+    loaded.parts = replace(loaded.parts, open_mtp="none here")
+    assert [lane.drafter for lane in fitted(asked, loaded)[0].more] == ["prompt-lookup"]
+    monkeypatch.setattr(type(loaded), "cannot_branch", lambda *_: "it says so")
+    changed, note = fitted(asked, loaded)
+    assert not changed.settings.tree
+    assert tells(note, "chains")
+
+
 def test_the_guesses_of_a_page_are_read_and_bounded() -> None:
     assert read_guesses("[]") == ()
     assert read_guesses('[[], [" a", "b"]]') == ((), (" a", "b"))
     most = [[" " * LONGEST_GUESS] * MOST_GUESSES] * MOST_ROUNDS
     assert read_guesses(json.dumps(most)) == tuple(map(tuple, most))
-    wrong: list[Any] = [[*most, []], [[*most[0], ""]], [["x" * (LONGEST_GUESS + 1)]], [[1]], [1], {"a": 1}, 3, "ab"]
+    wrong: list[Any] = [
+        [*most, []],
+        [[*most[0], "a"]],
+        [[""]],
+        [["x" * (LONGEST_GUESS + 1)]],
+        [[1]],
+        [1],
+        {"a": 1},
+        3,
+        "ab",
+    ]
     for each in [*map(json.dumps, wrong), "[", "[" * 100_000, 5]:
         with refuses(ValueError, f"{MOST_ROUNDS} {MOST_GUESSES} {LONGEST_GUESS}"):
             read_guesses(each)

@@ -6,17 +6,19 @@ import { press } from "../assets/top.js";
 import { roundOf, roundsOf } from "./round.js";
 import { nested } from "./tree.js";
 
-const OPENING = 8; // rounds without a guess, with which it begins
-const ROUNDS = 10; // after them
+const OPENING = 8; // rounds without a guess, with which it begins; as in game.py
+const ROUNDS = 10; // after them, as there
 const COUNT_MS = 1000; // between two counts of the votes
 const LONGEST = 16; // characters of the text before the field
 
 const startsWord = (text) => (/\s$/.test(text) ? "" : " ");
-/** A guess as it is meant: one space begins a word, and none a comma. */
-export const meant = (guess) => guess.replace(/^ +/, " ").replace(/^ (?=[.,;:!?)\]}’'])/, "");
+/** A guess after a text as it is meant: where the field begins with a space, one begins a word and none a comma. */
+export const meant = (guess, text) => (startsWord(text) ? guess.replace(/^ +/, " ").replace(/^ (?=[.,;:!?])/, "") : guess);
+
+const hasEnded = ({ figures }) => Boolean(figures?.finish_reason);
 
 /** How many tokens a lane wrote in a pass, in its rounds that began after the opening. */
-const perPass = (lane) => {
+const perPass = (lane = { events: [] }) => {
   let [place, passes, tokens] = [0, 0, 0];
   for (const round of roundsOf(lane)) {
     const count = round.tokens.filter(({ emitted }) => emitted).length;
@@ -51,6 +53,8 @@ export class Game {
     this.parts = sd.parts(this.node);
     this.node.hidden = true;
     race.parts.front.after(this.node);
+    this.text = ""; // of the lane of those who guess, as far as it has been shown
+    this.field(false);
     this.send = () => this.test();
     this.parts.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -66,10 +70,13 @@ export class Game {
   async begin() {
     const { race } = this;
     if (this.playing) return this.parts.guess.focus();
+    if (race.is("showing")) race.skip();
     if (race.busy) return;
+    const seen = race.is("opening", "opened") && document.querySelector("#prompt textarea").value === race.show.request.prompt;
+    this.playing = true;
     race.root.scrollIntoView({ block: "start" });
-    if (race.is("opening", "opened")) await page.pick();
-    Object.assign(this, { playing: true, known: null, values: null, rounds: Array.from({ length: OPENING }, () => []) });
+    if (seen) await page.pick();
+    Object.assign(this, { known: null, values: null, rounds: Array.from({ length: OPENING }, () => []) });
     this.ask();
   }
 
@@ -93,14 +100,20 @@ export class Game {
     return this.values.with(page.fields.length + 1, JSON.stringify(this.rounds));
   }
 
+  /** What happens while nobody can guess. */
+  get doing() {
+    return this.rounds.at(-1).length ? "The target reads the guess." : "The target writes.";
+  }
+
   /** Test the guess in the field, and those of the room. */
   async test() {
     if (!this.waits) return;
     const { value } = this.parts.guess;
     this.field(false);
     const votes = this.ballot ? await this.votes("DELETE") : null;
-    this.ballot = false;
-    this.rounds.push([...(this.isTyped(value) ? [meant(value)] : []), ...(votes?.guesses ?? [])]);
+    this.ballot = null;
+    if (!this.playing) return;
+    this.rounds.push([...(this.isTyped(value) ? [meant(value, this.text)] : []), ...(votes?.guesses ?? [])]);
     this.ask();
   }
 
@@ -109,13 +122,14 @@ export class Game {
     if (!this.playing) return;
     if (this.known === null) return this.end();
     this.rounds.length = this.known;
-    this.wait();
+    this.field(true);
+    this.count();
   }
 
   end() {
     if (!this.playing) return;
     if (this.ballot) this.votes("DELETE");
-    Object.assign(this, { playing: false, ballot: false });
+    Object.assign(this, { playing: false, ballot: null });
     this.field(false);
     if (this.known !== null) this.reveal();
   }
@@ -132,13 +146,14 @@ export class Game {
   async count() {
     clearTimeout(this.counts);
     if (!this.waits) return;
-    const opens = page.shares && !this.ballot;
-    const found = page.shares && (await this.votes(opens ? "POST" : "GET"));
+    const token = page.shares?.token; // of which the ballot is, too
+    const opens = token && this.ballot !== token;
+    const found = token && (await this.votes(opens ? "POST" : "GET"));
     if (opens && found && !this.waits) return this.votes("DELETE"); // too late
     if (!this.waits) return;
-    this.ballot ||= Boolean(found);
-    if (found) sd.put(this.parts.room, `${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.`);
-    else if (!page.shares) sd.put(this.parts.room, "To let an audience guess on their phones, press Watch along.");
+    if (opens || !token) this.ballot = found ? token : null;
+    const counted = found ? `${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.` : "The votes cannot be counted: share again.";
+    sd.put(this.parts.room, token ? counted : "To let an audience guess on their phones, press Watch along.");
     this.counts = setTimeout(() => this.count(), COUNT_MS);
   }
 
@@ -166,15 +181,20 @@ export class Game {
     return Boolean(guess) && guess !== startsWord(this.text);
   }
 
-  /** The messages of a race that is a game are taken together when it has ended: what is on the screen stays until then.
-   *  Returns those to take now. */
+  /** The messages of a race that is a game are taken together when it has ended: what is on the screen stays until then,
+   *  and for good if the race was stopped before it had got as far. Returns those to take now. */
   taken(message) {
-    if (message.start?.guesses) this.held = [];
+    if (message.start) this.held = message.start.guesses ? [] : null;
     if (!this.held) return [message];
     this.held.push(message);
     const { held } = this;
-    if (message.end || message.error) this.held = null;
-    return message.end ? held : message.error ? [message] : [];
+    if (!message.end && !message.error) return [];
+    this.held = null;
+    const { lanes, guesses } = held[0].start;
+    const events = held.flatMap((each) => each.lanes?.[lanes[1]] ?? []);
+    if (events.filter(({ seconds }) => seconds).length >= guesses.length || events.some(hasEnded)) return held;
+    if (this.playing) this.race.over("Stopped.");
+    return message.error ? [message] : [];
   }
 
   /** A race begins: a game hides the other lanes. */
@@ -186,11 +206,6 @@ export class Game {
   /** The lane of those who guess. */
   get lane() {
     return this.race.show.lanes[this.race.stepped];
-  }
-
-  get text() {
-    const tokens = this.lane.events.flatMap((event) => event.tokens.filter(({ emitted }) => emitted));
-    return tokens.map(({ text }) => text).join("");
   }
 
   /** Who guesses: one person, or a room. */
@@ -215,7 +230,8 @@ export class Game {
     const { race } = this;
     const { guesses } = race.show.request;
     const played = guesses.length - OPENING;
-    const finished = !end.stopped || this.lane.events.at(-1).figures?.finish_reason;
+    const tokens = this.lane.events.flatMap((event) => event.tokens.filter(({ emitted }) => emitted));
+    this.text = tokens.map(({ text }) => text).join("");
     sd.put(this.parts.round, played ? `Round ${played} of ${ROUNDS}` : `${ROUNDS} rounds`);
     sd.put(this.parts.score, played ? `Tokens per pass: ${this.score}` : "How many tokens per pass do you get?");
     Object.assign(this, { ended: end, known: guesses.length });
@@ -224,7 +240,7 @@ export class Game {
     race.parts.sentence.replaceChildren(...words);
     this.parts.draft.replaceChildren(...tiles);
     race.parts.spoken.textContent = race.parts.sentence.textContent;
-    if (played >= ROUNDS || finished) return this.over();
+    if (played >= ROUNDS || this.lane.events.some(hasEnded)) return this.over();
     if (!this.playing) return;
     this.wait();
     this.parts.guess.focus({ preventScroll: true });
@@ -250,6 +266,7 @@ export class Game {
     race.parts.measure.sdWhy = null;
     race.drawNow();
     race.proof.show(this.ended.exactness);
+    if (document.activeElement === document.body) race.parts.guess.focus({ preventScroll: true }); // the field is gone
   }
 
   /** What became of the last round, in words and as tiles. `guesses` are the texts that it tested. */

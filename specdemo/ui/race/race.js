@@ -180,7 +180,7 @@ export class Race extends Job {
 
   words(sentence, more = "") {
     const reads = this.game?.playing && this.is("waiting", "loading");
-    this.parts.sentence.textContent = reads ? "The target reads the guess." : sentence;
+    this.parts.sentence.textContent = reads ? this.game.doing : sentence;
     this.badge("", "");
     this.parts.why.textContent = reads ? sentence : more;
     this.inShort([], "");

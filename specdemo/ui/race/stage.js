@@ -71,7 +71,7 @@ export class Stage {
   attract() {
     const { race } = page;
     const since = performance.now() - this.touched;
-    if (race.is(...BUSY, "opening")) this.rested = performance.now();
+    if (race.is(...BUSY, "opening") || race.game.playing) this.rested = performance.now();
     else if (since > this.idle && performance.now() - this.rested > this.rest && race.attract?.length) {
       this.rested = performance.now();
       race.explain(fetched(`/recordings/${race.attract[this.played++ % race.attract.length]}`), true);

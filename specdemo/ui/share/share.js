@@ -35,7 +35,7 @@ class Share {
   /** A race of this page is over; `values` are those of the form. */
   raced(race, values, end) {
     this.machine = (page.status?.facts ?? []).join(", ");
-    if (!end.stopped) this.history.add(race.show.request, end, values[page.fields.length] === "server" ? "" : queryOf(values));
+    if (!end.stopped && !race.show.request.guesses) this.history.add(race.show.request, end, values[page.fields.length] === "server" ? "" : queryOf(values));
   }
 
   open() {

@@ -49,6 +49,9 @@ class Vote:
     guess: Guess
 
 
+VOTE = TypeAdapter(Vote)
+
+
 def watch_routes(runs: Runs, head: str) -> list[Route]:
     """`/watches?session=<hash>`: a page begins to share; `/watches/<token>?session=<hash>`: it stops.
     `/watch/<token>`: the page of a watcher; `/watched/<token>?voter=<id>`: its events, the messages of one race after
@@ -120,14 +123,14 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
     async def vote(request: Request) -> Response:
         watch = watches.find(request.path_params["token"])
         try:
-            sent = TypeAdapter(Vote).validate_json(await request.body(), strict=True)
+            sent = VOTE.validate_json(await request.body(), strict=True)
         except ValidationError:
             return Response(status_code=400)
         if watch is None or not watch.voters[sent.voter]:
             return Response(status_code=404)
         if watch.ballot is None or watch.ballot.number != sent.number:
             return Response(status_code=409)
-        return Response(status_code=204 if watch.ballot.take(sent.voter, sent.guess) else 429)
+        return Response(status_code=204 if watch.ballot.take(sent.voter, sent.guess, watch.voters) else 429)
 
     return [
         Route("/votes/{token}", votes, methods=["GET", "POST", "DELETE"]),
@@ -160,7 +163,8 @@ class Events(StreamingResponse):
 
 async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:
     """From the event of this number on if it is of the latest race, else from the beginning of that."""
-    feed, asked = watch.feed, None
+    feed = watch.feed
+    asked: Any = watch  # no ballot: a watcher hears of the one that is open, or that none is
     place = max(0, first - feed.first)
     while True:
         with following(watch.followers) as news:

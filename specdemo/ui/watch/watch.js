@@ -9,8 +9,19 @@ import { PASSES } from "../race/strip.js";
 import { isLocal } from "./share.js";
 
 const RELOAD_MS = 2000;
-const VOTER = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-const REFUSED = { 409: "The vote is over.", 429: "You voted just now. Try again in a second." };
+const VOTER = "specdemo-voter"; // under which the id of this tab is kept: who comes back has one vote
+const REFUSED = { 404: "This page cannot vote now. Reload it.", 409: "The vote is over.", 429: "You voted just now. Try again in a second." };
+
+/** The id that votes in this tab. */
+const voterOf = () => {
+  const made = [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  try {
+    return (sessionStorage[VOTER] ??= made);
+  } catch {
+    return made; // a browser may keep nothing
+  }
+};
+
 const ENDED = "The sender has stopped sharing.";
 
 class Watched extends Race {
@@ -28,15 +39,16 @@ class Watched extends Race {
 
   /** The sender asks for guesses, in the vote of this number, or no longer if that is 0. */
   asks(number) {
+    if (number === this.ballot) return; // it is known already, and a guess may be half typed
     this.ballot = number;
     if (number && this.show.request?.guesses) this.game.wait();
     else this.game.field(false);
-    sd.put(this.game.parts.room, number ? "" : "The vote is over.");
+    sd.put(this.game.parts.room, number ? "" : "No vote is open.");
   }
 
   async vote(guess) {
     if (!this.game.isTyped(guess)) return;
-    const body = JSON.stringify({ voter: VOTER, number: this.ballot, guess: meant(guess) });
+    const body = JSON.stringify({ voter: this.voter, number: this.ballot, guess: meant(guess, this.game.text) });
     const answer = await fetch(`./votes/${this.token}`, { method: "PUT", body }).catch(() => null);
     sd.put(this.game.parts.room, answer?.ok ? `You voted ${sd.quoted(guess)}. You can change it until the vote ends.` : (REFUSED[answer?.status] ?? sd.UNREACHABLE));
   }
@@ -65,13 +77,14 @@ class Watched extends Race {
   }
 
   follow(token) {
-    this.token = token;
-    const source = new EventSource(`./watched/${token}?voter=${VOTER}`);
+    Object.assign(this, { token, voter: voterOf() });
+    const source = new EventSource(`./watched/${token}?voter=${this.voter}`);
     source.addEventListener("vote", ({ data }) => this.asks(Number(data)));
     source.onopen = () => this.showState("Watching along, live", true);
     source.onmessage = ({ data }) => this.apply(JSON.parse(data));
     source.addEventListener("ended", () => {
       source.close();
+      this.game.field(false);
       this.showState(ENDED, false);
       if (this.is("loading", "running")) this.over(ENDED);
     });

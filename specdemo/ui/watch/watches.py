@@ -7,8 +7,9 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
+from ...racing.game import MOST_GUESSES
 from ..jobs import Job
 from ..race.run import RaceRun
 from ..runs import Runs
@@ -45,11 +46,14 @@ class Ballot:
         self.guesses: dict[str, str] = {}  # by voter
         self._voted = dict[str, float]()  # when, by the monotonic clock
 
-    def take(self, voter: str, guess: str) -> bool:
-        """Whether the vote counts: it does not come too soon after the voter's last."""
+    def take(self, voter: str, guess: str, present: Container[str]) -> bool:
+        """Whether the vote counts: it does not come too soon after the voter's last. A full ballot forgets voters who
+        are not `present`, or whoever comes and goes could fill it."""
         now = time.monotonic()
         if now - self._voted.get(voter, -BETWEEN_VOTES) < BETWEEN_VOTES:
             return False
+        if len(self.guesses) >= MOST_GUESSES - 1:
+            self.guesses = {name: kept for name, kept in self.guesses.items() if name in present}
         self._voted[voter], self.guesses[voter] = now, guess
         return True
 
