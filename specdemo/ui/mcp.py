@@ -201,7 +201,7 @@ def tools(engine: Engine, runs: Runs, budgets: Budgets) -> dict[str, Callable[..
             "loaded": status.loaded or None,
             "cannot_be_used_with_it": {**(status.unavailable or {})},
             "presets": [model(preset) for preset in engine.offered.values()],
-            "drafters": {name: entry.does for name, entry in DRAFTERS.items()},
+            "drafters": {name: entry.does for name, entry in DRAFTERS.items() if not entry.asks},
             "most_new_tokens": budgets.new_tokens,
         }
         return to_json(listed)

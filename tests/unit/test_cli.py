@@ -200,13 +200,22 @@ def test_a_prompt_that_is_no_text_is_refused_in_words(command, monkeypatch):
 
 
 def test_an_exact_tie_is_told_as_one():
-    figures = LaneFigures().as_dict()
+    figures = {**LaneFigures().as_dict(), "tokens": 9, "finish_reason": "length"}
     comparison = {"identical": False, "first_difference": 4, "margin": 0.0}
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
     found = {"speed_up": None, "speed_up_in_all": None, "busy": None, "sentence": "So.", "comparison": comparison}
     verdicts = {"speculative": found}
     shown = cli.table({**lanes, "verdicts": verdicts, "comparison": comparison, "sentence": "So."}, "ngram")
     assert tells(shown, "5 0.0000")
+
+
+def test_a_lane_that_was_stopped_may_be_shorter():
+    figures = {**LaneFigures().as_dict(), "tokens": 4}
+    lanes = {"plain": {"stats": figures}, "speculative": {"stats": {**figures, "tokens": 5}}}
+    for place, differs in ((4, False), (3, True)):
+        comparison = {"identical": False, "first_difference": place, "margin": None}
+        found = cli.texts_compared({**lanes, "verdicts": {"speculative": {"comparison": comparison}}})
+        assert tells(found[0], f"{place + 1}") == differs
 
 
 @pytest.mark.sampled(3)

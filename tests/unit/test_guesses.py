@@ -26,6 +26,7 @@ from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.settings import AUTO, MATCH, REJECTION, RULES, Settings
 from specdemo.system import device
 from specdemo.tokens import DraftOutcome
+from specdemo.ui.replay.playable import playable_json
 from tests.harness.classes import Loaded
 from tests.harness.doubles import ids_of
 from tests.harness.grammar import GRAMMAR, constraint_of
@@ -174,7 +175,10 @@ def test_a_game_is_over_with_the_text(loaded: Loaded) -> None:
 def test_the_trace_of_a_game_holds_the_guesses_and_runs_again(loaded: Loaded, votes: tuple[str, ...]) -> None:
     request = request_of(loaded, ((), votes, (), (" the dog",)), temperature=0.8)
     entries: list[Entry] = list(batch.race_request(loaded, request))
-    header, read = read_trace(write_trace(summary.trace_header(loaded, request), entries))
+    lines = [*write_trace(summary.trace_header(loaded, request), entries)]
+    header, read = read_trace(lines)
+    titles = [lane["title"] for lane in json.loads(playable_json("file", lambda: lines))["lanes"].values()]
+    assert titles == ["Target alone", "The room" if len(votes) > 1 else "You", "ngram:4", "prompt-lookup:4"]
     once_more = list(again.again(loaded, header, read))
     assert again.differences(read, once_more) == dict.fromkeys(request.lanes)
     outcomes = [  # a tree may name its branches in another order
