@@ -230,6 +230,21 @@ def test_on_stage_what_is_typed_is_no_key(visit: Visit, at: str) -> None:
         assert box["y"] + box["height"] <= 480
     page.keyboard.press("PageDown")
     waits(page, 1)
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.type("1f")  # the first key leads into the field
+    assert page.input_value(FIELD).endswith("1f")
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.type("ff")  # and this one leaves the stage
+    assert not page.evaluate("() => specdemo.stage.on")
+    assert page.input_value(FIELD).endswith("1ff")
+    page.evaluate("() => specdemo.stage.toggle()")
+    expect(page.locator(FIELD)).to_be_focused()
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("Enter")
+    waits(page, 2)
+    page.evaluate("() => specdemo.race.game.end()")
+    page.keyboard.press("PageDown")  # one too many leaves what came of it
+    expect(page.locator(".sd-ratio").first).to_have_text("1.00")
 
 
 # The room ----------------------------------------------------------------------------------------------------
@@ -253,7 +268,7 @@ def test_three_phones_vote_for_five_rounds(
         for played in range(5):
             waits(page, played)
             two, three = ("".join(tokens[written : written + count]) for count in (2, 3))
-            votes = [[two, three, "Z"], ["Z", "Z", two], ["Z", "Z", "Z"], [three, three, three], []][played]
+            votes = [[two, three, "Z"], ["Z", "Z", f"{two}Z"], ["Z", "Z", "Z"], [three, three, three], []][played]
             for phone, vote in zip(phones, votes, strict=False):
                 field = phone.locator(FIELD)
                 expect(field).to_be_enabled()
@@ -271,6 +286,11 @@ def test_three_phones_vote_for_five_rounds(
                 assert [kind for kind, _ in found] == ["a", "a", "a", "b", "x"]
                 counts = [re.findall(r"\d votes?", text) for text in votes_shown]
                 assert counts == [["2 votes"], ["2 votes"], ["1 vote"], [], ["1 vote"]]
+            if played == 1:  # the target wrote its own token in the place of the last, not of the first
+                assert [kind for kind, _ in found] == ["x", "a", "a", "x", "r"]
+                words = page.locator(".sd-sentence").first
+                expect(words.locator(".tok")).to_have_text(["accepted", "“Z”", "rejected", re.compile("“")])
+                expect(words).to_contain_text(telling("2 accepted Then"))
             written += [4, 3, 1, 4, 1][played]
             assert text_of(page) == "".join(tokens[:written])
             for phone in phones:

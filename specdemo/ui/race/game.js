@@ -8,6 +8,7 @@ import { nested } from "./tree.js";
 
 const OPENING = 8; // rounds without a guess, with which it begins; as in game.py
 const ROUNDS = 10; // after them, as there
+const EXAMPLE = 2; // of its kind, by its place from 0: one that begins so that people can go on
 const COUNT_MS = 1000; // between two counts of the votes
 const LONGEST = 16; // characters of the text before the field
 
@@ -30,7 +31,7 @@ const perPass = (lane = { events: [] }) => {
 
 const SAME = "The text is the target's own, whatever is guessed.";
 const DRAWN = `${SAME} It draws each token by chance: p is the probability.`;
-const COUNTED = `Tokens per pass are counted after the first ${OPENING + 1} tokens, which the target wrote before the first guess.`;
+export const COUNTED = `counted after the first ${OPENING + 1} tokens`; // which nobody guesses
 
 /** What became of a round, in words. `p` writes the probability of a token where it is known. */
 const sentence = ({ draft, tree, right, wrong, last, p }) => {
@@ -65,17 +66,17 @@ export class Game {
 
   // --- the person who plays
 
-  /** A new game on the prompt of the form, or on the next example where a recording has shown what follows it; in a game
+  /** A new game on the prompt of the form, or on another example where a recording has shown what follows it; in a game
    *  that goes on, the field. */
   async begin() {
     const { race } = this;
-    if (this.playing) return this.parts.guess.focus();
+    if (this.playing) return this.focus();
     if (race.is("showing")) race.skip();
     if (race.busy) return;
     const seen = race.is("opening", "opened") && document.querySelector("#prompt textarea").value === race.show.request.prompt;
     this.playing = true;
     race.root.scrollIntoView({ block: "start" });
-    if (seen) await page.pick();
+    if (seen) await page.pick(EXAMPLE);
     Object.assign(this, { known: null, values: null, rounds: Array.from({ length: OPENING }, () => []) });
     this.ask();
   }
@@ -152,7 +153,7 @@ export class Game {
     if (opens && found && !this.waits) return this.votes("DELETE"); // too late
     if (!this.waits) return;
     if (opens || !token) this.ballot = found ? token : null;
-    const counted = found ? `${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.` : "The votes cannot be counted: share again.";
+    const counted = found ? `Vote now: ${found.votes} of ${sd.many(found.watchers, "phone")} voted. Enter ends the vote.` : "The votes cannot be counted: share again.";
     sd.put(this.parts.room, token ? counted : "To let an audience guess on their phones, press Watch along.");
     this.counts = setTimeout(() => this.count(), COUNT_MS);
   }
@@ -163,7 +164,22 @@ export class Game {
   field(open) {
     this.waits = open;
     this.parts.guess.disabled = this.parts.test.disabled = !open;
-    if (!open) clearTimeout(this.counts);
+    if (open) return;
+    clearTimeout(this.counts);
+    sd.put(this.parts.room, "");
+  }
+
+  /** A key that is pressed outside the field: Enter tests the guess, and a letter goes into the field, if one is asked for;
+   *  but F is for the stage. Returns whether the key is the game's. */
+  key(key) {
+    if (!this.playing || (key !== "Enter" && key.length > 1) || (this.waits && key.toLowerCase() === "f")) return false;
+    if (key === "Enter") this.test();
+    else this.focus();
+    return true;
+  }
+
+  focus() {
+    if (this.waits) this.parts.guess.focus({ preventScroll: true });
   }
 
   /** Ask for the next guess. */
@@ -198,8 +214,9 @@ export class Game {
   }
 
   /** A race begins: a game hides the other lanes. */
-  started({ guesses }) {
+  started({ guesses, prompt }) {
     this.node.hidden = !guesses;
+    sd.put(this.parts.prompt, sd.line(prompt));
     this.race.root.toggleAttribute("data-game", Boolean(guesses));
   }
 
@@ -243,7 +260,7 @@ export class Game {
     if (played >= ROUNDS || this.lane.events.some(hasEnded)) return this.over();
     if (!this.playing) return;
     this.wait();
-    this.parts.guess.focus({ preventScroll: true });
+    this.focus();
     this.count();
   }
 
@@ -259,7 +276,7 @@ export class Game {
     this.node.hidden = true;
     const [[who, own]] = this.scores;
     const last = race.parts.sentence.textContent;
-    race.words(own ? `Tokens per pass: ${this.score}.` : "The game is over.", own ? `${last} ${COUNTED} ${SAME}` : SAME);
+    race.words(own ? `Tokens per pass: ${this.score}, ${COUNTED}.` : "The game is over.", own ? `${last} ${SAME}` : SAME);
     race.badge(this.ended.exactness.title, this.ended.exactness.mark);
     sd.put(race.parts.ratio, sd.number(own, 2));
     sd.put(race.parts.measure, `tokens per pass: ${who.toLowerCase()}`);
@@ -277,13 +294,14 @@ export class Game {
     const { draft, path, last, tree } = round;
     const p = (token) => (temperature ? ` (${sd.equals("p", token.p)})` : "");
     const right = draft.filter(({ code }) => code === "a").length;
-    const wrong = draft.find(({ code }) => code === "x");
+    const end = path.at(-1)?.place ?? 0; // of the path that passed
+    const wrong = draft.find(({ code, after }) => code === "x" && (!tree || after === end));
     const votes = this.counted(draft, guesses.length);
     const tile = (token) => {
       const small = [temperature && sd.equals("p", token.p), tree && token.place && sd.many(votes[token.place], "vote")].filter(Boolean);
       return sd.make("span", "sd-node", sd.make("span", `sd-chip-of tok ${token.code}`, sd.line(token.text)), sd.make("small", "", small.join("\n")));
     };
-    const grown = last ? [...draft, { ...last, after: path.at(-1)?.place ?? 0 }] : draft;
+    const grown = last ? [...draft, { ...last, after: end }] : draft;
     const tiles = tree ? [nested(grown, tile)] : [...draft, ...(last ? [last] : [])].map(tile);
     return [sentence({ draft, tree, right, wrong, last, p }), tiles];
   }

@@ -32,6 +32,7 @@ export class Stage {
       this.lock?.release();
     }
     page.race?.drawNow();
+    page.race?.game.focus();
   }
 
   /** The screen stays on, where the browser can do that. */
@@ -43,7 +44,7 @@ export class Stage {
 
   get keys() {
     const run = () => this.run();
-    const next = () => (page.race.game.playing ? page.race.game.test() : BUSY.includes(page.race.state) ? page.race.skip() : page.race.is("opening") ? page.race.opening.skipScene() : run());
+    const next = () => (page.race.game.playing ? page.race.game.test() : page.race.show.request?.guesses ? null : BUSY.includes(page.race.state) ? page.race.skip() : page.race.is("opening") ? page.race.opening.skipScene() : run());
     return { pagedown: next, pageup: run, ".": () => this.run(() => page.pick()), f: () => this.toggle(), g: () => page.race.game.begin(), escape: () => this.toggle(false) };
   }
 

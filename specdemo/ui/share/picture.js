@@ -1,6 +1,7 @@
 // A finished race as a picture: how much faster it was, whether the text is the same, the passes to scale and the text.
 // It is drawn as it was at any time of the race, so a film is made of the same pictures.
 import * as sd from "../assets/page.js";
+import { COUNTED } from "../race/game.js";
 import { drawPass, coloursOf } from "../race/strip.js";
 import { isLocal } from "../watch/share.js";
 
@@ -58,11 +59,17 @@ export class Picture {
       same: end.exactness.mark === "same" && (!end.stopped || Boolean(score)),
       exact: end.exactness.title,
       prompt: `“${sd.line(request.prompt.trim())}”`,
-      facts: [...(score ? [race.game.score, `${request.preset}, temperature ${request.settings.temperature}`] : this.settings(request, race)), machine],
+      facts: score ? this.played(score, request, machine) : [...this.settings(request, race), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
     const facts = [(score || end.speed_up) && `${this.large} ${this.measure}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
     this.canvas.setAttribute("aria-label", `${facts.filter(Boolean).join(". ")}.`);
+  }
+
+  /** Of a game three lines: the tokens per pass of all, from where they are counted, and what played where. */
+  played(score, { preset, settings }, machine) {
+    const all = score.map(([name, value]) => `${name} ${sd.number(value, 2)}`).join(", ");
+    return [all, COUNTED, `${preset}, temperature ${settings.temperature}, ${machine}`];
   }
 
   /** Two lines: the model with its drafter, which of several lanes is the one that is drawn, and the settings. */

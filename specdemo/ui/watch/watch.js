@@ -43,7 +43,7 @@ class Watched extends Race {
     this.ballot = number;
     if (number && this.show.request?.guesses) this.game.wait();
     else this.game.field(false);
-    sd.put(this.game.parts.room, number ? "" : "No vote is open.");
+    sd.put(this.game.parts.room, number ? "Vote now: what comes next?" : "No vote is open.");
   }
 
   async vote(guess) {
