@@ -120,7 +120,7 @@ export const showHelp = () =>
   });
 
 const KEYS = { d: toggleDark, "?": showHelp };
-const RACE_KEYS = { f: () => page.stage?.toggle(), g: () => page.race.game.begin(), r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
+const RACE_KEYS = { f: () => page.stage?.toggle(), g: () => page.race.game?.begin(), r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
   const inDialog = event.target.closest?.("dialog[open]");
@@ -130,7 +130,7 @@ document.addEventListener("keydown", (event) => {
   }
   const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
   const types = typing && event.key.length === 1; // a letter, which is no key of the stage there
-  if (!typing && !inDialog && raceShows() && !event.ctrlKey && !event.metaKey && !event.altKey && !event.target.closest?.("button, a") && page.race.game.key(event.key)) return;
+  if (!typing && !inDialog && raceShows() && !event.ctrlKey && !event.metaKey && !event.altKey && !event.target.closest?.("button, a") && page.race.game?.key(event.key)) return;
   if (page.stage?.on && !inDialog && !types && !event.ctrlKey && !event.metaKey && !event.altKey && page.stage.key(event.key.toLowerCase())) return event.preventDefault();
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
   if (event.key === " " && page.race?.state === "opening" && !event.target.closest?.("button, input, select, textarea, dialog[open]")) {

@@ -31,7 +31,7 @@ const perPass = (lane = { events: [] }) => {
 
 const SAME = "The text is the target's own, whatever is guessed.";
 const DRAWN = `${SAME} It draws each token by chance: p is the probability.`;
-export const COUNTED = `counted after the first ${OPENING + 1} tokens`; // which nobody guesses
+const COUNTED = `counted after the first ${OPENING + 1} tokens`; // which nobody guesses
 
 /** What became of a round, in words. `p` writes the probability of a token where it is known. */
 const sentence = ({ draft, tree, right, wrong, last, p }) => {
@@ -50,7 +50,7 @@ const sentence = ({ draft, tree, right, wrong, last, p }) => {
 export class Game {
   /** `send` is called with a guess; here it is tested, and a watcher votes. */
   constructor(race) {
-    Object.assign(this, { race, node: sd.clone("sd-game").firstElementChild, playing: false, rounds: [], waits: false });
+    Object.assign(this, { race, since: COUNTED, node: sd.clone("sd-game").firstElementChild, playing: false, rounds: [], waits: false });
     this.parts = sd.parts(this.node);
     this.node.hidden = true;
     race.parts.front.after(this.node);

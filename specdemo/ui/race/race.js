@@ -4,7 +4,6 @@ import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
-import { Game } from "./game.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
 import { Proof } from "./proof.js";
@@ -38,7 +37,7 @@ export class Race extends Job {
     this.charts = new Charts(this.parts);
     this.show = new Show(this, () => this.moved());
     this.proof = new Proof(this);
-    this.game = new Game(this);
+    this.game = page.Game ? new page.Game(this) : null; // a saved race has none
     this.state = "idle";
     this.listen();
     tooltips(element);
@@ -74,7 +73,7 @@ export class Race extends Job {
       again: () => page.showReplay(),
       share: () => page.share?.open(),
       recordings: () => page.showRecordings(),
-      guess: () => this.game.begin(),
+      guess: () => this.game?.begin(),
       watch: () => page.showSharing(),
       stage: () => page.stage.toggle(),
     };
@@ -218,7 +217,7 @@ export class Race extends Job {
     if (this.is("showing")) this.skip();
     if (this.busy) return;
     const opens = this.is("opening", "opened");
-    this.game.pressed();
+    this.game?.pressed();
     super.press();
     this.values = values;
     sd.problem("");
@@ -240,7 +239,7 @@ export class Race extends Job {
     this.show.pause();
     const began = this.is("running", "showing");
     super.over(sentence, state);
-    this.game.failed();
+    this.game?.failed();
     if (!this.is("failed")) return;
     sd.problem(sentence);
     if (began || !this.show.end) return this.speed();
@@ -260,7 +259,7 @@ export class Race extends Job {
   }
 
   apply(message) {
-    for (const each of this.game.taken(message)) this.take(each);
+    for (const each of this.game?.taken(message) ?? [message]) this.take(each);
   }
 
   take(message) {
@@ -276,7 +275,7 @@ export class Race extends Job {
   }
 
   asked(values) {
-    return this.game.asked(values);
+    return this.game?.asked(values) ?? values;
   }
 
   /** The engine is free again; what it did goes on being shown. */
@@ -304,7 +303,7 @@ export class Race extends Job {
 
   start(request) {
     this.proof.clear();
-    this.game.started(request);
+    this.game?.started(request);
     this.say("running");
     if (request.others?.length) this.lay(...readersOf(request));
     else this.lay([["plain", "Target alone"], ...draftedLanes(request)]);

@@ -1,7 +1,6 @@
 // A finished race as a picture: how much faster it was, whether the text is the same, the passes to scale and the text.
 // It is drawn as it was at any time of the race, so a film is made of the same pictures.
 import * as sd from "../assets/page.js";
-import { COUNTED } from "../race/game.js";
 import { drawPass, coloursOf } from "../race/strip.js";
 import { isLocal } from "../watch/share.js";
 
@@ -40,7 +39,7 @@ export class Picture {
     const end = race.result;
     const best = Object.entries(end.speed_ups).filter(([name]) => race.lanes[name]);
     const drafted = best.sort(([, a], [, b]) => b - a)[0]?.[0] ?? race.stepped;
-    const score = request.guesses && race.game.scores; // of a game, in which speed does not count
+    const score = request.guesses && race.game?.scores; // of a game, in which speed does not count
     const names = score ? Object.keys(race.lanes).slice(1, 3).reverse() : [Object.keys(race.lanes)[0], drafted];
     const style = getComputedStyle(race.root);
     this.colours = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--sd-${name}`)]));
@@ -59,7 +58,7 @@ export class Picture {
       same: end.exactness.mark === "same" && (!end.stopped || Boolean(score)),
       exact: end.exactness.title,
       prompt: `“${sd.line(request.prompt.trim())}”`,
-      facts: score ? this.played(score, request, machine) : [...this.settings(request, race), machine],
+      facts: score ? this.played(race.game, request, machine) : [...this.settings(request, race), machine],
       length: Math.max(...this.lanes.map(({ strip }) => strip.end)),
     });
     const facts = [(score || end.speed_up) && `${this.large} ${this.measure}`, this.same ? SAME : this.exact, this.prompt, ...this.facts];
@@ -67,9 +66,9 @@ export class Picture {
   }
 
   /** Of a game three lines: the tokens per pass of all, from where they are counted, and what played where. */
-  played(score, { preset, settings }, machine) {
-    const all = score.map(([name, value]) => `${name} ${sd.number(value, 2)}`).join(", ");
-    return [all, COUNTED, `${preset}, temperature ${settings.temperature}, ${machine}`];
+  played({ scores, since }, { preset, settings }, machine) {
+    const all = scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`).join(", ");
+    return [all, since, `${preset}, temperature ${settings.temperature}, ${machine}`];
   }
 
   /** Two lines: the model with its drafter, which of several lanes is the one that is drawn, and the settings. */

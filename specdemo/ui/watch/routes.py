@@ -126,7 +126,7 @@ def watch_routes(runs: Runs, head: str) -> list[Route]:
             sent = VOTE.validate_json(await request.body(), strict=True)
         except ValidationError:
             return Response(status_code=400)
-        if watch is None or not watch.voters[sent.voter]:
+        if watch is None or sent.voter not in watch.known:
             return Response(status_code=404)
         if watch.ballot is None or watch.ballot.number != sent.number:
             return Response(status_code=409)
@@ -152,13 +152,13 @@ class Events(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.watch.watchers += 1
-        self.watch.voters.update(filter(None, [self.voter]))
+        if self.voter:
+            self.watch.admit(self.voter)
         try:
             await super().__call__(scope, receive, send)
         finally:
             self.watch.watchers -= 1
-            self.watch.voters.subtract(filter(None, [self.voter]))
-            self.watch.voters += Counter()  # without those who have left
+            self.watch.voters -= Counter([self.voter])
 
 
 async def _events(watch: Watch, first: int) -> AsyncIterator[bytes]:

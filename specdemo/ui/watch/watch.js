@@ -2,7 +2,7 @@
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { isDark } from "../assets/top.js";
-import { meant } from "../race/game.js";
+import { Game, meant } from "../race/game.js";
 import { Race } from "../race/race.js";
 import { PACE, still } from "../race/show.js";
 import { PASSES } from "../race/strip.js";
@@ -95,6 +95,7 @@ class Watched extends Race {
   }
 }
 
+page.Game = Game;
 page.showStatus = () => {}; // nothing here shows the sender's model
 document.body.classList.toggle("dark", isDark());
 const header = document.querySelector(".sd-watch-state");

@@ -15,6 +15,7 @@ from ..race.run import RaceRun
 from ..runs import Runs
 
 BETWEEN_VOTES = 0.5  # seconds, of one voter
+MOST_KNOWN = 4 * MOST_GUESSES  # voters of a watch who may be away for a moment
 
 
 class Feed:
@@ -52,8 +53,10 @@ class Ballot:
         now = time.monotonic()
         if now - self._voted.get(voter, -BETWEEN_VOTES) < BETWEEN_VOTES:
             return False
-        if len(self.guesses) >= MOST_GUESSES - 1:
+        if voter not in self.guesses and len(self.guesses) >= MOST_GUESSES - 1:
             self.guesses = {name: kept for name, kept in self.guesses.items() if name in present}
+            if len(self.guesses) >= MOST_GUESSES - 1:
+                return False
         self._voted[voter], self.guesses[voter] = now, guess
         return True
 
@@ -69,6 +72,7 @@ class Watch:
         self.token = secrets.token_urlsafe(16)
         self.watchers = 0
         self.voters = Counter[str]()  # those among the watchers who can vote, by their ids, which are their own
+        self.known = dict[str, None]()  # the last who could, the newest last: they may be back in a moment
         self.ballot: Ballot | None = None
         self.ended = False
         self.followers: set[Callable[[], None]] = set()
@@ -90,6 +94,14 @@ class Watch:
         if self.feed.race:
             self.feed.race.watchers.discard(self.notify)
         self.notify()
+
+    def admit(self, voter: str) -> None:
+        """Let a watcher vote who has come."""
+        self.voters[voter] += 1
+        self.known.pop(voter, None)
+        self.known[voter] = None
+        if len(self.known) > MOST_KNOWN:
+            del self.known[next(iter(self.known))]
 
     def open(self) -> None:
         """Ask the watchers for a vote; the one before it is forgotten."""
