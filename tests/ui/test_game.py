@@ -200,6 +200,18 @@ def test_a_game_ends_with_the_text_and_bears_stop(visit: Visit, at: str, engine:
     assert page.evaluate("() => localStorage['specdemo-races']") is None
 
 
+def test_a_game_that_is_ended_while_a_guess_is_read_shows_all_lanes(visit: Visit, at: str) -> None:
+    page = visit("?temperature=0", at=at)
+    page.keyboard.press("Escape")
+    page.evaluate("() => { specdemo.race.game.playing = true; specdemo.race.game.known = null; }")  # about to begin
+    page.evaluate("() => { specdemo.race.game.end(); return specdemo.race.game.begin(); }")
+    waits(page, 0)
+    page.evaluate("() => { specdemo.race.game.test(); specdemo.race.game.end(); }")
+    page.wait_for_function("() => !specdemo.race.game.playing && !specdemo.race.busy")
+    expect(page.locator(".sd-game")).to_be_hidden()
+    expect(page.locator(".sd-lane:visible")).not_to_have_count(1)
+
+
 def test_a_prompt_of_ones_own_is_played_and_one_that_was_shown_is_not(visit: Visit, script: Script, url: str) -> None:
     page = visit()
     prompt = page.locator("#prompt textarea")

@@ -74,11 +74,10 @@ export class Game {
     if (race.is("showing")) race.skip();
     if (race.busy) return;
     const seen = race.is("opening", "opened") && document.querySelector("#prompt textarea").value === race.show.request.prompt;
-    this.playing = true;
+    Object.assign(this, { playing: true, known: null, values: null, rounds: Array.from({ length: OPENING }, () => []) });
     race.root.scrollIntoView({ block: "start" });
     if (seen) await page.pick(EXAMPLE);
-    Object.assign(this, { known: null, values: null, rounds: Array.from({ length: OPENING }, () => []) });
-    this.ask();
+    if (this.playing) this.ask();
   }
 
   /** Have the race run with all guesses so far. */
@@ -257,7 +256,8 @@ export class Game {
     race.parts.sentence.replaceChildren(...words);
     this.parts.draft.replaceChildren(...tiles);
     race.parts.spoken.textContent = race.parts.sentence.textContent;
-    if (played >= ROUNDS || this.lane.events.some(hasEnded)) return this.over();
+    const left = this.race === page.race && !this.playing; // the player has ended the game while this round was read
+    if (left || played >= ROUNDS || this.lane.events.some(hasEnded)) return this.over();
     if (!this.playing) return;
     this.wait();
     this.focus();
