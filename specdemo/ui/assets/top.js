@@ -130,14 +130,15 @@ document.addEventListener("keydown", (event) => {
   }
   const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
   const types = typing && event.key.length === 1; // a letter, which is no key of the stage there
-  if (!typing && !inDialog && raceShows() && !event.ctrlKey && !event.metaKey && !event.altKey && !event.target.closest?.("button, a") && page.race.game?.key(event.key)) return;
-  if (page.stage?.on && !inDialog && !types && !event.ctrlKey && !event.metaKey && !event.altKey && page.stage.key(event.key.toLowerCase())) return event.preventDefault();
+  const own = !inDialog && !event.ctrlKey && !event.metaKey && !event.altKey; // it may be a key of the page
+  if (own && !typing && raceShows() && !event.target.closest?.("button, a") && page.race.game?.key(event.key)) return;
+  if (own && !types && page.stage?.on && page.stage.key(event.key.toLowerCase())) return event.preventDefault();
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
   if (event.key === " " && page.race?.state === "opening" && !event.target.closest?.("button, input, select, textarea, dialog[open]")) {
     event.preventDefault();
     return page.race.opening.hold();
   }
-  if (typing || inDialog || !page.fields || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  if (!own || typing || !page.fields || event.repeat) return;
   const key = event.key.toLowerCase();
   const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);
   if (!act) return;

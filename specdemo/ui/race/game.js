@@ -236,8 +236,13 @@ export class Game {
     return Object.keys(this.race.lanes).slice(1).map((lane, at) => [names[at], perPass(lanes[lane])]);
   }
 
+  /** The same in words. */
+  get named() {
+    return this.scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`);
+  }
+
   get score() {
-    const [own, ...drafters] = this.scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`);
+    const [own, ...drafters] = this.named;
     return `${own}, ${drafters.length > 1 ? "drafters" : "drafter"} ${drafters.join(", ")}`;
   }
 

@@ -66,9 +66,8 @@ export class Picture {
   }
 
   /** Of a game three lines: the tokens per pass of all, from where they are counted, and what played where. */
-  played({ scores, since }, { preset, settings }, machine) {
-    const all = scores.map(([name, value]) => `${name} ${sd.number(value, 2)}`).join(", ");
-    return [all, since, `${preset}, temperature ${settings.temperature}, ${machine}`];
+  played({ named, since }, { preset, settings }, machine) {
+    return [named.join(", "), since, `${preset}, temperature ${settings.temperature}, ${machine}`];
   }
 
   /** Two lines: the model with its drafter, which of several lanes is the one that is drawn, and the settings. */

@@ -44,21 +44,26 @@ class Ballot:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.guesses: dict[str, str] = {}  # by voter
-        self._voted = dict[str, float]()  # when, by the monotonic clock
+        self._votes = dict[str, tuple[float, str]]()  # by voter: when, by the monotonic clock, and the guess
 
     def take(self, voter: str, guess: str, present: Container[str]) -> bool:
         """Whether the vote counts: it does not come too soon after the voter's last. A full ballot forgets voters who
         are not `present`, or whoever comes and goes could fill it."""
         now = time.monotonic()
-        if now - self._voted.get(voter, -BETWEEN_VOTES) < BETWEEN_VOTES:
-            return False
-        if voter not in self.guesses and len(self.guesses) >= MOST_GUESSES - 1:
-            self.guesses = {name: kept for name, kept in self.guesses.items() if name in present}
-            if len(self.guesses) >= MOST_GUESSES - 1:
+        if voter in self._votes:
+            if now - self._votes[voter][0] < BETWEEN_VOTES:
                 return False
-        self._voted[voter], self.guesses[voter] = now, guess
+        elif len(self._votes) >= MOST_GUESSES - 1:
+            self._votes = {name: kept for name, kept in self._votes.items() if name in present}
+            if len(self._votes) >= MOST_GUESSES - 1:
+                return False
+        self._votes[voter] = now, guess
         return True
+
+    @property
+    def guesses(self) -> dict[str, str]:
+        """By voter."""
+        return {voter: guess for voter, (_, guess) in self._votes.items()}
 
 
 class Watch:
